@@ -1,7 +1,7 @@
-//! Which processors a thread runs on.
+//! Processor affinity of threads.
 //!
-//! Event loops may be told to stay on some. A thread starts on the processors of the thread that starts it, so every
-//! other thread that a loop may start goes back to those of the process, which are its main thread's: that is no event
+//! Event loops may be bound to processors. A new thread inherits the affinity of the thread that starts it, so every
+//! other thread that a loop may start resets it to that of the process, which is the main thread's: that is no event
 //! loop.
 
 use std::io;
@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::getpid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// How many processors there may be: those that the kernel's calls can name.
+/// Upper bound of processor numbers: the size of the kernel's set.
 pub const PROCESSORS_MAX: usize = CpuSet::MAX_CPU;
 
-/// Some thread has been told where to stay.
+/// Whether some thread was bound.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
-/// The processors that the process may use, by number, in ascending order.
+/// Numbers of the processors that the process may use, ascending.
 ///
 /// # Errors
 /// Those of `sched_getaffinity`.
@@ -25,10 +25,10 @@ pub fn processors_of_process() -> io::Result<Vec<usize>> {
     Ok((0..PROCESSORS_MAX).filter(|&processor| set.is_set(processor)).collect())
 }
 
-/// The calling thread, an event loop's, stays on these processors.
+/// Binds the calling thread, an event loop's, to these processors.
 ///
 /// # Errors
-/// Those of `sched_setaffinity`: the process may use none of them. The thread stays where it was then.
+/// Those of `sched_setaffinity`: the process may use none of them. The affinity is unchanged then.
 ///
 /// # Panics
 /// If one of them is not below [`PROCESSORS_MAX`].
@@ -39,13 +39,13 @@ pub fn stay_on_processors(processors: &[usize]) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// The calling thread runs wherever the process may. To be called first on a thread that an event loop may have
-/// started.
+/// Resets the affinity of the calling thread to that of the process. Every thread that an event loop may have started
+/// calls this first.
 pub fn leave_processors() {
     if IS_USED.load(Ordering::Relaxed)
         && let Ok(set) = sched_getaffinity(Some(getpid()))
     {
-        // It runs, only not everywhere.
+        // After a failure the thread still runs, but not on all processors.
         let _ = sched_setaffinity(None, &set);
     }
 }

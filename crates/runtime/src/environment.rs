@@ -1,7 +1,7 @@
 //! The environment of a loop: clock, entropy, executor, timers and driver behind one handle.
 //!
-//! Everything above reaches the outside world through it, so that a simulated world can take its place. One per loop,
-//! found through a thread-local while the loop runs; sockets and timers keep a reference to theirs.
+//! All layers above reach the outside world through it, so that a simulated world can take its place. Each loop has
+//! one, in a thread-local while the loop runs; sockets and timers keep a reference to theirs.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -19,7 +19,7 @@ use crate::simulation::World;
 use crate::time::{Clock, Moment, Wheel};
 
 thread_local! {
-    /// A plain pointer, because a request looks at the clock several times: no count, no flag, no destructor.
+    /// A plain pointer, because a request reads the clock several times: no count, no flag, no destructor.
     static CURRENT: Cell<*const Environment> = const { Cell::new(ptr::null()) };
 }
 
@@ -31,16 +31,16 @@ pub(crate) struct Environment {
     pub driver: Box<dyn Driver>,
     pub inbox: Arc<Inbox>,
     pub random: Cell<u64>,
-    /// What the turn may take, and the tasks that wait for more.
+    /// Budget of the turn, and the tasks that wait for it.
     pub budget: Budget,
-    /// The calls for files of this turn.
+    /// File system calls of this turn.
     pub file_calls: LoopCalls,
-    /// The world behind `driver` when that is simulated: files and pools ask for it.
+    /// The world behind a simulated `driver`; files and pools use it too.
     pub simulation: Option<Rc<World>>,
 }
 
 impl Environment {
-    /// Whether something can run without waiting for an event.
+    /// Whether a task can run without waiting for an event.
     pub fn has_work(&self) -> bool {
         self.executor.has_work() || self.budget.is_awaited()
     }
@@ -49,8 +49,8 @@ impl Environment {
     pub fn current() -> Rc<Environment> {
         let current = CURRENT.get();
         assert!(!current.is_null(), "called on a thread without a running event loop");
-        // SAFETY: the pointer came from an `Rc` that `Entered` holds until it has replaced the pointer; the count goes
-        // up before the new `Rc` exists.
+        // SAFETY: the pointer came from an `Rc` that `Entered` keeps until it has replaced the pointer; the count is
+        // incremented before the new `Rc` exists.
         unsafe {
             Rc::increment_strong_count(current);
             Rc::from_raw(current)
@@ -65,8 +65,8 @@ impl Environment {
     /// `None` outside of a loop.
     #[inline]
     pub fn try_with<T>(f: impl FnOnce(&Environment) -> T) -> Option<T> {
-        // SAFETY: null, or kept alive by the `Entered` of a caller farther down this thread's stack, which cannot end
-        // while `f` runs.
+        // SAFETY: null, or kept alive by the `Entered` of a caller further up this thread's stack, which cannot be
+        // dropped while `f` runs.
         let current = unsafe { CURRENT.get().as_ref() };
         current.map(f)
     }
@@ -79,7 +79,8 @@ impl Environment {
     }
 }
 
-/// While it lives, `own` is the current environment. Lives on the stack of the call that entered, and guards nest.
+/// Guard: while it lives, `own` is the current environment. It lives on the stack of the call that entered; guards
+/// nest.
 pub(crate) struct Entered {
     own: Rc<Environment>,
     previous: *const Environment,
@@ -98,12 +99,12 @@ pub fn now() -> Moment {
     Environment::with(|environment| environment.clock.now())
 }
 
-/// The monotonic time of this turn; `None` outside of a loop, where what is left of one is dropped.
+/// The monotonic time of this turn; `None` outside of a loop, as in destructors that run after it.
 pub fn try_now() -> Option<Moment> {
     Environment::try_with(|environment| environment.clock.now())
 }
 
-/// The number of this turn of the loop: who has a share of each turn knows by it when a new one begins.
+/// The number of this turn of the loop, for limits per turn.
 pub fn turn() -> u64 {
     Environment::with(|environment| environment.clock.turn())
 }
@@ -123,7 +124,7 @@ pub fn worker() -> usize {
     Environment::with(|environment| environment.worker)
 }
 
-/// What the io_uring of the current loop has done; zeros for other drivers.
+/// Counters of the current loop's io_uring; zeros for other drivers.
 pub fn ring_counters() -> RingCounters {
     Environment::with(|environment| environment.driver.ring_counters())
 }
@@ -133,12 +134,12 @@ pub fn remote() -> Remote {
     Environment::with(|environment| Remote::new(Arc::clone(&environment.inbox)))
 }
 
-/// How many tasks the current loop has.
+/// Number of tasks of the current loop.
 pub fn task_count() -> usize {
     Environment::with(|environment| environment.executor.task_count())
 }
 
-/// A random number that nobody can foretell, whatever others of ours they have seen: a system call.
+/// A random number that cannot be predicted, even from others of the process; a system call.
 pub fn secret_u64() -> u64 {
     if Environment::with(|environment| environment.simulation.is_some()) {
         return random_u64();
@@ -146,20 +147,20 @@ pub fn secret_u64() -> u64 {
     let mut bytes = [0; 8];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
         Ok(8) => u64::from_ne_bytes(bytes),
-        // The kernel gives so few bytes whole. A filter of system calls may forbid it.
+        // The kernel returns so few bytes in whole. A system call filter may forbid the call.
         _ => random_u64(),
     }
 }
 
-/// Waits until the connections of the current loop that were closed owe their peers nothing any more: with io_uring a
-/// short answer that a full socket did not take leaves later (see [`crate::Stream::try_send`]), and would be lost with
-/// the loop. A peer that takes nothing ends that by itself only over TCP, after a minute, so whoever waits sets a
-/// bound.
+/// Waits until the closed connections of the current loop have sent all their data. With io_uring the rest of a short
+/// response that a full socket did not take is sent later (see [`crate::Stream::try_send`]), and would be lost with the
+/// loop. Only over TCP does a peer that reads nothing end the wait, after a minute, so the caller sets a time limit.
 pub async fn all_sent() {
     poll_fn(|cx| Environment::with(|environment| environment.driver.poll_all_sent(cx))).await;
 }
 
-/// A random number, for spreading and naming; not for secrets. (splitmix64 over a seed from the kernel or the test)
+/// A random number, for spreading load and making names, not for secrets (splitmix64; the seed comes from the kernel or
+/// the test).
 pub fn random_u64() -> u64 {
     Environment::with(|environment| {
         let state = environment.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15);

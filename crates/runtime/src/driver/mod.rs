@@ -225,7 +225,7 @@ pub(crate) trait StreamDriver {
         direct::has_input(unsafe { BorrowedFd::borrow_raw(self.descriptor(key)) })
     }
 
-    /// Whether a receive might succeed now, by what events have told; asks the kernel only if they have told nothing.
+    /// Whether a receive might succeed now. Asks the kernel only if no event would have told.
     fn may_have_input(&self, key: Key) -> bool {
         self.has_input(key)
     }

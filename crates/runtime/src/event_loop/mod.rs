@@ -1,5 +1,5 @@
-//! The event loop: one per worker thread. A turn takes events, calls, timers and runnable tasks, in this order, each
-//! bounded, and then waits for the next event or timer.
+//! The event loop, one per worker thread. A turn handles events, calls, timers and runnable tasks, in this order, each
+//! within limits, and then waits for the next event or timer.
 
 use std::future::Future;
 use std::io;
@@ -29,19 +29,19 @@ use crate::stall::turn_timer::TurnTimer;
 use crate::stall::usage::ThreadUsage;
 use crate::time::{Clock, ClockChoice, Wheel};
 
-/// Calls from other threads per turn; further ones wait for the next.
+/// Calls from other threads that are handled per turn.
 const CALLS_PER_TURN: usize = 64;
 
-/// Polls between two looks at the clock: together they take no more than a quarter of a turn.
+/// Polls between two readings of the clock: together they take no more than a quarter of a turn.
 const POLLS_PER_LOOK: usize = 8;
 
 /// Longer waits exceed what some kernels and sandboxes accept; a turn per hour costs nothing.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// Which driver a loop uses.
+/// The driver of a loop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DriverChoice {
-    /// The best one that works here: io_uring from Linux 6.1 on (`docs/decisions/0009-io-uring.md`), else epoll.
+    /// The best available driver: io_uring from Linux 6.1 on (`docs/decisions/0009-io-uring.md`), else epoll.
     #[default]
     Auto,
     /// epoll.
@@ -51,7 +51,7 @@ pub enum DriverChoice {
 }
 
 impl DriverChoice {
-    /// As `use` in the configuration names it.
+    /// The name in the configuration (`use`).
     pub fn name(self) -> &'static str {
         match self {
             DriverChoice::Auto => "auto",
@@ -61,27 +61,26 @@ impl DriverChoice {
     }
 }
 
-/// How a loop is set up.
+/// Options of a loop.
 #[derive(Clone, Debug)]
 pub struct LoopOptions {
     /// The driver.
     pub driver: DriverChoice,
     /// The clock; virtual for tests.
     pub clock: ClockChoice,
-    /// The number that [`crate::worker`] tells.
+    /// The number that [`crate::worker`] returns.
     pub worker: usize,
-    /// Events taken at once (`epoll_events`; nginx has 512).
+    /// Limit of events taken in one call (`epoll_events`; nginx has 512).
     pub events_max: usize,
-    /// The limit of bytes on lease, see [`crate::leases_exhausted`]. `None` = a quarter of the memory that the machine
-    /// has and the process's cgroups allow, at least 64 MiB, until [`crate::share_leases`] says how many loops share
-    /// that.
+    /// Limit of leased bytes, see [`crate::leases_exhausted`]. `None` = a quarter of the memory that the machine has
+    /// and the process's cgroups allow, at least 64 MiB, until [`crate::share_leases`] divides that between the loops.
     pub leased_bytes_max: Option<usize>,
-    /// The sizes of an io_uring.
+    /// Parameters of the io_uring.
     pub ring: RingOptions,
-    /// The seed of [`crate::random_u64`]; from the kernel if `None`.
+    /// Seed of [`crate::random_u64`]; from the kernel if `None`.
     pub seed: Option<u64>,
-    /// Whether a task that panics ends alone, as in a server. Otherwise the loop ends by the panic, so that no test
-    /// overlooks one.
+    /// Whether a task that panics ends alone, as in a server. Otherwise the panic ends the loop, so that no test
+    /// overlooks it.
     pub survives_panics: bool,
 }
 
@@ -107,12 +106,12 @@ impl LoopOptions {
     }
 }
 
-/// An event loop. Stays on the thread that made it.
+/// An event loop. It stays on the thread that created it.
 pub struct EventLoop {
     environment: Rc<Environment>,
     driver_reason: Option<io::Error>,
     index: usize,
-    /// None in virtual time, in which no turn is ever long.
+    /// None in virtual time, in which no turn is long.
     turn_timer: Option<TurnTimer>,
     calls: Vec<Call>,
     wakes: Vec<u64>,
@@ -138,9 +137,9 @@ impl EventLoop {
         Ok(event_loop)
     }
 
-    /// Sets up a loop on which nothing is real: see [`Simulation`]. Of the options, clock and seed are the
-    /// simulation's. With [`DriverChoice::IoUring`] the driver is the ring's own, over a simulated ring; else one that
-    /// stands for both others. Errors: no descriptor for the inbox.
+    /// Sets up a loop in a simulated world, see [`Simulation`], which replaces clock and seed of the options. With
+    /// [`DriverChoice::IoUring`] the driver is the io_uring driver over a simulated ring; else one that stands for both
+    /// others. Errors: no descriptor for the inbox.
     pub fn simulated(simulation: &Simulation, options: LoopOptions) -> io::Result<Self> {
         panics::install();
         let world = Rc::clone(simulation.world());
@@ -205,19 +204,20 @@ impl EventLoop {
         Remote::new(Arc::clone(&self.environment.inbox))
     }
 
-    /// The driver in use, as `use` in the configuration names it.
+    /// The name in the configuration (`use`) of the driver in use.
     pub fn driver_name(&self) -> &'static str {
         self.environment.driver.name()
     }
 
-    /// Why epoll serves although io_uring was asked for, or would be better; `None` when the choice was followed.
+    /// The reason why epoll is used although io_uring was chosen, or would be better; `None` if the choice was
+    /// followed.
     pub fn driver_reason(&self) -> Option<&io::Error> {
         self.driver_reason.as_ref()
     }
 
-    /// Runs `main` and all tasks until `main` is done. Tasks that are left rest until the next `run` or end with the
-    /// loop. A panic in `main` is not caught, nor one of a task unless [`LoopOptions::survives_panics`] says so. Panics
-    /// when the kernel refuses to wait for events.
+    /// Runs `main` and all tasks until `main` is done. The remaining tasks wait for the next `run`, or are dropped with
+    /// the loop. A panic in `main` is not caught, nor one in a task unless [`LoopOptions::survives_panics`] is set.
+    /// Panics if the kernel refuses to wait for events.
     pub fn run<F: Future>(&mut self, main: F) -> F::Output {
         let environment = Rc::clone(&self.environment);
         let _entered = environment.enter();
@@ -271,8 +271,8 @@ impl EventLoop {
         }
     }
 
-    /// Whether the tasks of this turn have had their time, or by estimate will have had it when the kernel is called.
-    /// What is left of them goes first in the next turn, behind a look for events.
+    /// Whether the tasks of this turn have used their time, by the clock or by the estimate for the call that ends the
+    /// turn. The remaining ones are first in the next turn, after a look for events.
     fn is_turn_over(&self, polls: usize) -> bool {
         let Environment { clock, budget, .. } = &*self.environment;
         let is_late = || clock.read() - clock.now().as_nanos() >= TURN_NANOS + BULK_NANOS;
@@ -304,9 +304,10 @@ impl EventLoop {
         inbox.note_leased(blocks::leased_bytes(), blocks::leased_bytes_max());
         page_cache::end_turn(file_calls, &inbox.turns, clock.now().as_nanos());
         let next_timer = wheel.borrow().next_look();
-        // Of what is simulated, too, it is known when it happens.
+        // The times of simulated events are known too.
         let next_event = || if clock.is_virtual() { driver.next_event() } else { None };
-        // In virtual time only what is outside takes real time: sockets between tasks of this loop answer at once.
+        // In virtual time only threads outside the loop take real time: sockets between tasks of this loop answer at
+        // once.
         let may_jump = || clock.is_virtual() && inbox.outside.load(SeqCst) == 0;
         let busy = self.environment.has_work();
         let wait = match next_timer.or_else(next_event) {
@@ -318,15 +319,15 @@ impl EventLoop {
         if let Some(turn_timer) = self.turn_timer.as_ref().filter(|_| wait != Some(Duration::ZERO)) {
             turn_timer.rest();
         }
-        // Without events no loop can go on, and trying again would only burn the processor. (Want of memory is no
-        // error.)
+        // Without events the loop cannot go on, and retries would only waste the processor. (Lack of memory is no error
+        // here.)
         let events = driver.wait(wait).unwrap_or_else(|error| panic!("cannot wait for events: {error}"));
         if !busy {
             inbox.awake();
         }
-        // The wait may have begun something that is simulated.
+        // The wait may have planned a simulated event.
         if let Some(nanos) = next_timer.into_iter().chain(next_event()).min()
-            // In this order: who leaves the outside has filled the inbox before.
+            // In this order: a thread that leaves the outside has filled the inbox before.
             && may_jump()
             && events == 0
             && !self.environment.has_work()
@@ -373,7 +374,7 @@ impl Drop for EndMain<'_> {
     }
 }
 
-/// The driver that was chosen, or epoll and the reason why not.
+/// The chosen driver, or epoll and the reason for it.
 fn set_up_driver(options: &LoopOptions, inbox: &Inbox) -> io::Result<(Box<dyn Driver>, Option<io::Error>)> {
     let events_max = options.events_max.max(1);
     let reason = match options.driver {

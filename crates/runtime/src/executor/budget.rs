@@ -1,21 +1,21 @@
-//! The budget of a turn: who wants little goes before who wants much, and all that want much have a bounded share.
+//! The budget of a turn: small work goes before large work, and all large work together has a bounded share.
 //!
-//! A head, a small answer or a few bytes for a tunnel is done at once. A large send, a body that keeps arriving, or a
-//! piece of compression is *bulk*: its task waits in one line, first come, first served, and the line moves when
-//! nothing else can run. A task then has one quantum before the next one's turn; when the share of the turn is spent,
-//! the loop looks for events. So a thousand connections that take all they can get delay a quiet one by the rest of a
-//! turn, and not by a thousand bounded sends.
+//! A request head, a small response or a few bytes of a tunnel are handled at once. A large send, a body that keeps
+//! arriving, or a piece of compression is *bulk*: its task waits in one queue, the line, first come, first served,
+//! which advances when no other task can run. Each task in line gets one quantum; when the turn's share is used up, the
+//! loop looks for events. So a thousand connections that take all they can get delay a quiet one by the rest of a turn,
+//! not by a thousand bounded sends.
 //!
 //! ```text
-//!   turn:  | events, calls, timers | tasks that want little … | quantum | quantum | wait (0 s while anybody is in line)
-//!                                    TURN_NANOS at most         BULK_NANOS at most
+//!   turn:  | events, calls, timers | small work of tasks … | quantum | quantum | wait (0 s while the line is not empty)
+//!                                    TURN_NANOS at most      BULK_NANOS at most
 //! ```
 //!
-//! The kernel may know of more events than a turn brought (a ring brings some twenty completions at once): then the
-//! line stands still, but for no more than [`STARVED_TURNS`] turns.
+//! If the kernel has more events than the turn brought (a ring brings about twenty completions at once), the line
+//! stands still, for at most [`STARVED_TURNS`] turns.
 //!
-//! What work takes is estimated before it is done, and for bulk measured by the clock. In virtual time nothing takes
-//! any time: the estimates stand in its place, and the order is the same every time.
+//! The time of work is estimated before it is done; that of bulk is measured by the clock. In virtual time nothing
+//! takes any time: estimates take the place of measurements, and the order is the same every time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -24,45 +24,44 @@ use std::task::{Context, Poll, Waker};
 use super::slots::Key;
 use crate::environment::Environment;
 
-/// What tasks that want little may take of a turn before the loop looks for events.
+/// Time for small work in a turn before the loop looks for events.
 pub(crate) const TURN_NANOS: u64 = 1_000_000;
 
-/// What all bulk of a turn may take together. Looking for events after that costs a system call of about a microsecond.
+/// Time for all bulk of a turn. The look for events that follows costs a system call of about a microsecond.
 pub(crate) const BULK_NANOS: u64 = 500_000;
 
-/// What one task may take of that before the next one in line.
+/// Time of one task in line before the next one.
 const QUANTUM_NANOS: u64 = 125_000;
 
-/// A task that takes no more than this in one poll wants little.
+/// Work of at most this time in one poll is small.
 const LITTLE_NANOS: u64 = 50_000;
 
-/// After so many turns without bulk the first in line goes before everything else.
+/// Turns without bulk after which the first task in line goes before all others.
 const STARVED_TURNS: u64 = 8;
 
-/// What it takes to copy a KiB into a socket or out of one, by estimate (loopback, two cores: 150 to 300 ns).
+/// Estimated time to copy a KiB into a socket or out of one (loopback, two cores: 150 to 300 ns).
 const COPY_NANOS_PER_KIB: u64 = 250;
 
-/// As many bytes as one task sends or receives at once: about a quantum.
+/// Bytes that one task sends or receives at once: about a quantum.
 pub(crate) const QUANTUM_BYTES: usize = 512 * 1024;
 
-/// How long a piece of a computation should take: it is a turn's bulk by itself, and long enough to be worth its
-/// beginning.
+/// Intended time of one piece of a computation: all bulk of a turn, and long enough to be worth starting.
 const PIECE_NANOS: u64 = BULK_NANOS;
 
-/// How long one may take at worst: a stall is far, even on a machine that is busy.
+/// Longest time of a piece with the worst input: far below a stall, even on a busy machine.
 const PIECE_NANOS_WORST: u64 = 2_000_000;
 
-/// What a unit of work takes, in nanoseconds; a unit is a byte, as a rule.
+/// Time per unit of work in nanoseconds; a unit is a byte, as a rule.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// On the whole.
+    /// Usually.
     pub usual_nanos: u64,
-    /// For the worst input that there is.
+    /// With the worst input possible.
     pub worst_nanos: u64,
 }
 
 impl Effort {
-    /// How many units should make a piece, at most.
+    /// Upper limit of units in one piece.
     pub fn units_at_once(self) -> usize {
         let usual = PIECE_NANOS / self.usual_nanos.max(1);
         let worst = PIECE_NANOS_WORST / self.worst_nanos.max(1);
@@ -74,13 +73,13 @@ impl Effort {
     }
 }
 
-/// Ready when the running task may do work of so many units now; until then it waits in line for its share of a turn.
-/// Do the work in this poll, and tell [`charge_units`].
+/// Ready when the running task may do work of `units` now; until then it waits in line. The work has to be done in this
+/// poll, and reported to [`charge_units`].
 pub fn poll_units(context: &mut Context<'_>, effort: Effort, units: usize) -> Poll<()> {
     Environment::with(|environment| environment.poll_budget(context, effort.nanos(units)))
 }
 
-/// Work of so many units has been done.
+/// Charges work of `units` that was done.
 pub fn charge_units(effort: Effort, units: usize) {
     Environment::with(|environment| {
         environment.budget.has_computed.set(true);
@@ -88,8 +87,8 @@ pub fn charge_units(effort: Effort, units: usize) {
     });
 }
 
-/// Ready when the running task may begin something now that other tasks will do; until then it waits in line for its
-/// share of a turn. The first in a poll is always begun. Begin it in this poll, and tell [`charge_begun`].
+/// Ready when the running task may start work now that other tasks will do; until then it waits in line. The first
+/// start in a poll never waits. The work has to be started in this poll, and reported to [`charge_begun`].
 pub fn poll_begin(context: &mut Context<'_>) -> Poll<()> {
     Environment::with(|environment| match environment.budget.begun_nanos.get() {
         0 => Poll::Ready(()),
@@ -97,8 +96,8 @@ pub fn poll_begin(context: &mut Context<'_>) -> Poll<()> {
     })
 }
 
-/// The running task has begun work of so many units that other tasks do. It counts for the line as work of this one, so
-/// that who begins much waits like who does much, but not for what this one does itself.
+/// Charges work of `units` that the running task has started and other tasks do. It counts for the line, so that a task
+/// that starts much waits like one that does much, but not for the task's own small work.
 pub fn charge_begun(effort: Effort, units: usize) {
     Environment::with(|environment| {
         let begun = &environment.budget.begun_nanos;
@@ -106,13 +105,13 @@ pub fn charge_begun(effort: Effort, units: usize) {
     });
 }
 
-/// Ready when the running task may copy so many bytes now (read them from the page cache, send them); until then it
-/// waits in line for its share of a turn. Streams ask by themselves: this is for what comes before a send.
+/// Ready when the running task may copy `bytes` now (read them from the page cache, send them); until then it waits in
+/// line. Streams call this themselves: use it only for work before a send.
 pub fn poll_copy(context: &mut Context<'_>, bytes: usize) -> Poll<()> {
     Environment::with(|environment| environment.poll_copy(context, bytes.min(QUANTUM_BYTES)))
 }
 
-/// The estimate for copying so many bytes.
+/// Estimated time to copy `bytes`.
 fn copy_nanos(bytes: usize) -> u64 {
     bytes as u64 * COPY_NANOS_PER_KIB / 1024
 }
@@ -122,47 +121,47 @@ fn copy_nanos(bytes: usize) -> u64 {
 pub(crate) struct Budget {
     /// The tasks in line; each once, so they are no more than there are tasks.
     line: RefCell<VecDeque<Waiting>>,
-    /// What bulk has taken of this turn.
+    /// Time used by bulk in this turn.
     bulk_nanos: Cell<u64>,
-    /// What was charged in this turn, by estimate.
+    /// Estimated time charged in this turn.
     turn_nanos: Cell<u64>,
-    /// What was charged in this poll, by estimate.
+    /// Estimated time charged in this poll.
     poll_nanos: Cell<u64>,
-    /// Estimated time of work that this poll has begun and other tasks do.
+    /// Estimated time of work that this poll has started and other tasks do.
     begun_nanos: Cell<u64>,
     /// A computation was charged in this turn.
     has_computed: Cell<bool>,
-    /// Whose turn in line has come, until it is polled.
+    /// The task from the line that was woken and not polled yet.
     next: Cell<Option<Key>>,
-    /// When the poll under way began to have a quantum; `None` for one without.
+    /// Quantum of the current poll, if it has one.
     quantum: Cell<Option<Quantum>>,
-    /// The turn in which there was bulk for the last time, or in which somebody came into an empty line.
+    /// Last turn with bulk, or in which a task entered an empty line.
     last_bulk: Cell<u64>,
 }
 
-/// The beginning of a quantum.
+/// State at the beginning of a quantum.
 #[derive(Clone, Copy)]
 struct Quantum {
-    /// By the clock.
+    /// Time by the clock.
     began: u64,
-    /// Time charged in the poll by then, and estimated time of the work that it had begun.
+    /// Time charged in the poll so far, and estimated time of the work that it had started.
     charged: u64,
     begun: u64,
 }
 
 struct Waiting {
     task: Key,
-    /// Who has to be woken beside the task, where that is not the task's own waker.
+    /// A waker to wake besides the task, if the caller's waker is not the task's own.
     inner: Option<Waker>,
 }
 
 impl Budget {
-    /// Whether somebody is in line: the loop must not sleep.
+    /// Whether a task is in line, so that the loop must not sleep.
     pub fn is_awaited(&self) -> bool {
         !self.line.borrow().is_empty()
     }
 
-    /// Whether tasks that want little have had, by estimate, their share of this turn.
+    /// Whether small work has used its share of this turn, by estimate.
     pub fn is_turn_spent(&self) -> bool {
         self.turn_nanos.get() >= TURN_NANOS
     }
@@ -204,7 +203,7 @@ impl Environment {
         let Budget { line, quantum, last_bulk, .. } = &self.budget;
         match quantum.get() {
             Some(begin) if self.taken_since(begin) < QUANTUM_NANOS => return Poll::Ready(()),
-            // Nobody else wants anything: no need to queue.
+            // No other task can run: no need to queue.
             None if !self.executor.has_ready() && line.borrow().is_empty() && self.budget.has_bulk_left() => {
                 self.begin_quantum();
                 return Poll::Ready(());
@@ -212,7 +211,7 @@ impl Environment {
             _ => {}
         }
         let Some((task, is_new)) = self.executor.enter_line() else {
-            // Outside of any task nobody could be woken.
+            // Outside of any task there is nothing to wake.
             return Poll::Ready(());
         };
         let mut line = line.borrow_mut();
@@ -223,7 +222,7 @@ impl Environment {
             }
             line.push_back(Waiting { task, inner: inner() });
         } else if let Some(inner) = inner() {
-            // A future with wakers of its own: the last one to ask is woken.
+            // A future with wakers of its own: the last one that asked is woken.
             if let Some(waiting) = line.iter_mut().find(|waiting| waiting.task == task) {
                 waiting.inner = Some(inner);
             }
@@ -231,10 +230,10 @@ impl Environment {
         Poll::Pending
     }
 
-    /// A turn begins. Who has waited for long comes first.
+    /// Begins a turn. A task that was starved is woken first.
     pub fn begin_budget(&self) {
         self.budget.begin_turn();
-        // One that was woken in a turn that ended before it was polled keeps its place; one that has ended makes room.
+        // A task that was woken and not polled before the turn ended keeps its place; one that has ended frees it.
         if self.budget.next.get().is_some_and(|task| !self.executor.is_queued(task)) {
             self.budget.next.set(None);
         }
@@ -243,8 +242,8 @@ impl Environment {
         }
     }
 
-    /// Nothing else can run: wakes the first in line if the share of the turn is not spent and no events wait. False if
-    /// nobody was woken.
+    /// Wakes the first task in line if the turn's share is not used up and no events are pending; called when nothing
+    /// else can run. False if no task was woken.
     pub fn wake_bulk(&self) -> bool {
         let may_run = self.budget.is_awaited() && self.budget.has_bulk_left();
         may_run && (!self.driver.has_events() || self.is_bulk_starved()) && self.wake_next_in_line()
@@ -257,7 +256,7 @@ impl Environment {
     fn wake_next_in_line(&self) -> bool {
         loop {
             let Some(Waiting { task, inner }) = self.budget.line.borrow_mut().pop_front() else { return false };
-            // One that has ended is not there any more.
+            // A task that has ended is skipped.
             if self.executor.leave_line(task) {
                 self.budget.next.set(Some(task));
                 self.executor.wake_first(task);
@@ -267,7 +266,7 @@ impl Environment {
         }
     }
 
-    /// A poll of this task begins.
+    /// Notes that a poll of this task begins.
     #[inline]
     pub fn begin_poll(&self, task: Key) {
         if self.budget.next.get() == Some(task) {
@@ -276,7 +275,7 @@ impl Environment {
         }
     }
 
-    /// The poll is over.
+    /// Notes that the poll has ended.
     #[inline]
     pub fn end_poll(&self) {
         let budget = &self.budget;
@@ -307,7 +306,7 @@ impl Environment {
         budget.last_bulk.set(self.clock.turn());
     }
 
-    /// Time that the poll under way has taken since its quantum began, with the work that it has begun.
+    /// Time used by the current poll since its quantum began, including the work that it has started.
     fn taken_since(&self, quantum: Quantum) -> u64 {
         let own = match self.clock.is_virtual() {
             true => self.budget.poll_nanos.get() - quantum.charged,
@@ -316,8 +315,8 @@ impl Environment {
         own.saturating_add(self.budget.begun_nanos.get() - quantum.begun)
     }
 
-    /// The tasks of a turn have run. In a simulated world none goes beyond its budget by more than what one task does
-    /// at once: a copy, or a piece of a computation.
+    /// Checks the budget at the end of a turn in a simulation: it may be exceeded only by what one task does at once, a
+    /// copy or a piece of a computation.
     pub fn end_budget(&self) {
         if self.simulation.is_none() {
             return;

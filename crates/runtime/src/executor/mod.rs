@@ -1,11 +1,11 @@
 //! The executor of one loop: tasks, wakers, the run queue. Knows no sockets and no clock.
 //!
-//! A task is one allocation (its boxed future); its table entry is 24 bytes. A waker is one word, worker + slot +
+//! A task is one allocation (its boxed future); its table entry is 24 bytes. A waker is one word, loop + slot +
 //! generation: copied, never counted. Waking on the loop's own thread pushes on a queue without atomics; waking from
-//! another thread goes through that loop's inbox. A waker that outlives its task or its loop finds nothing.
+//! another thread goes through that loop's inbox. A waker that outlives its task or its loop does nothing.
 //!
 //! Fairness: a turn polls at most [`POLLS_PER_TURN`] times, and a task that wakes itself waits for the next turn. Tasks
-//! that want much wait in a line of their own (`budget.rs`).
+//! with much work wait in a line of their own (`budget.rs`).
 
 pub(crate) mod budget;
 pub(crate) mod panics;
@@ -30,13 +30,13 @@ pub(crate) const POLLS_PER_TURN: usize = 512;
 
 const INDEX_BITS: u32 = 64 - LOOP_BITS - GENERATION_BITS;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
-/// The bits of the loop that does not exist, in the word of a waker.
+/// The loop number that no loop has, in the word of a foreign waker.
 pub(crate) const FOREIGN: u64 = (LOOPS_MAX as u64) << (64 - LOOP_BITS);
 
-/// Names a task: loop, slot and generation, the word of its waker.
+/// The identity of a task: loop, slot and generation, the word of its waker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TaskId(
-    /// The complement of the word: 0 is a valid word and all ones is not, so `Option<TaskId>` is no larger.
+    /// Complement of the word: 0 is a valid word and all ones is not, so `Option<TaskId>` is no larger.
     NonZeroU64,
 );
 
@@ -50,7 +50,7 @@ impl TaskId {
     }
 }
 
-/// Starts `future` as a task of its own on the current loop.
+/// Starts `future` as a new task on the current loop.
 ///
 /// A panic in it ends only this task: it is reported (see [`crate::set_panic_reporter`]) and counted. Panics when
 /// called outside of a loop.
@@ -58,13 +58,13 @@ pub fn spawn(future: impl Future<Output = ()> + 'static) -> TaskId {
     Environment::with(|environment| environment.executor.spawn(Box::pin(future)))
 }
 
-/// Ends a task of the current loop: its future is dropped now, or when its present poll returns. Nothing happens if it
-/// has ended already, if it belongs to another loop, or outside of a loop.
+/// Ends a task of the current loop: its future is dropped now, or when its current poll returns. Does nothing if the
+/// task has ended, if it belongs to another loop, or outside of a loop.
 pub fn abort(task: TaskId) {
     let _ = Environment::try_with(|environment| environment.executor.abort(task));
 }
 
-/// Whether this task of the current loop will run soon: something that it waited for has happened.
+/// Whether this task of the current loop was woken and will run soon.
 pub fn is_awake(task: TaskId) -> bool {
     Environment::with(|environment| environment.executor.is_awake(task))
 }
@@ -82,7 +82,7 @@ pub async fn yield_now() {
     .await;
 }
 
-/// A task's future, which knows its type's name: for who asks what a loop is at.
+/// A task's future with its type's name, which the watchdog reports.
 trait Job: Future<Output = ()> {
     fn name(&self) -> Name;
 }
@@ -93,16 +93,16 @@ impl<F: Future<Output = ()>> Job for F {
     }
 }
 
-/// Ready once, when the turn is at its end: before the loop waits, after everything else that could run has run or has
-/// had its share. It makes no turn by itself. Polled again after that, it waits for the end of the next turn.
+/// Ready once at the end of a turn: before the loop waits, when all other tasks that could run have run or used their
+/// share. It causes no turn by itself. Polled again, it waits for the end of the next turn.
 #[derive(Default, Debug)]
 pub struct TurnEnd {
-    /// The turn that is being waited for the end of.
+    /// Number of the turn whose end is awaited.
     turn: Option<u64>,
 }
 
 impl TurnEnd {
-    /// Ready when a turn has ended since the last time that it was ready or was first polled.
+    /// Ready when a turn has ended since it was last ready or first polled.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         Environment::with(|environment| {
             let executor = &environment.executor;
@@ -124,14 +124,14 @@ impl TurnEnd {
 type BoxedFuture = Pin<Box<dyn Job>>;
 
 struct Task {
-    /// Taken out while it is polled, so that no borrow is held while its code runs. Always `None` for the main future.
+    /// `None` while it is polled, so that nothing is borrowed while its code runs, and always for the main future.
     future: Option<BoxedFuture>,
     queued: bool,
-    /// It waits in the line for bulk.
+    /// Whether it waits in line for bulk.
     in_line: bool,
 }
 
-/// What there is to poll next.
+/// The next thing to poll.
 pub(crate) enum Runnable {
     /// The future given to `run`, which lives on its stack.
     Main(Key),
@@ -149,7 +149,7 @@ pub(crate) struct Executor {
     closed: Cell<bool>,
     turns_ended: Cell<u64>,
     survives_panics: bool,
-    /// A few: tasks that accept.
+    /// Few: tasks that accept.
     waiting_for_turn_end: RefCell<Vec<Waker>>,
 }
 
@@ -170,14 +170,14 @@ impl Executor {
         }
     }
 
-    /// The number of the loop, in its wakers.
+    /// The loop's number in its wakers.
     pub fn loop_index(&self) -> usize {
         self.loop_index
     }
 
     fn spawn(&self, future: BoxedFuture) -> TaskId {
         if self.closed.get() {
-            // The loop is being torn down: the future is dropped and its name finds nothing.
+            // The loop is being torn down: the future is dropped, and the returned identity matches no task.
             return TaskId::of(self.word(Key { index: INDEX_MASK, generation: 0 }));
         }
         let key = self.insert(Some(future));
@@ -207,7 +207,7 @@ impl Executor {
         drop_guarded(task);
     }
 
-    /// Enters the main future, which `run` polls itself.
+    /// Adds an entry for the main future, which `run` polls itself.
     pub fn begin_main(&self) -> Waker {
         let key = self.insert(None);
         self.main.set(Some(key));
@@ -237,7 +237,7 @@ impl Executor {
         queue.borrow_mut().push_back(key);
     }
 
-    /// As [`Executor::wake`], for a task that goes before all others; not while it runs.
+    /// As [`Executor::wake`], but ahead of all other tasks; not for the running task.
     pub fn wake_first(&self, key: Key) {
         let mut tasks = self.tasks.borrow_mut();
         if let Some(task) = tasks.get_mut(key)
@@ -252,7 +252,7 @@ impl Executor {
         self.tasks.borrow_mut().get_mut(key).is_some_and(|task| task.queued)
     }
 
-    /// Makes those that woke themselves in the last turn runnable.
+    /// Makes the tasks runnable that woke themselves in the last turn.
     pub fn begin_turn(&self) {
         let mut next_turn = self.next_turn.borrow_mut();
         if !next_turn.is_empty() {
@@ -260,7 +260,7 @@ impl Executor {
         }
     }
 
-    /// Wakes those that wait for the end of the turn; false if nobody does.
+    /// Wakes the tasks that wait for the end of the turn; false if there are none.
     pub fn end_turn(&self) -> bool {
         let waiting = self.waiting_for_turn_end.take();
         if waiting.is_empty() {
@@ -281,16 +281,16 @@ impl Executor {
         !self.ready.borrow().is_empty()
     }
 
-    /// Notes that the running task waits in line, and whether that is new. `None` when no task runs.
+    /// Puts the running task in line; returns its key and whether it was not in line before. `None` when no task runs.
     pub fn enter_line(&self) -> Option<(Key, bool)> {
         let key = self.running.get()?;
         let mut tasks = self.tasks.borrow_mut();
-        // The table keeps the entry of a running task, unless it has aborted itself: then nobody comes back.
+        // The table keeps the entry of a running task unless it has aborted itself: then it does not return.
         let is_new = tasks.get_mut(key).is_some_and(|task| !std::mem::replace(&mut task.in_line, true));
         Some((key, is_new))
     }
 
-    /// Notes that a task has left the line; false if it has ended.
+    /// Takes a task out of the line; false if it has ended.
     pub fn leave_line(&self, key: Key) -> bool {
         let mut tasks = self.tasks.borrow_mut();
         tasks.get_mut(key).map(|task| task.in_line = false).is_some()
@@ -312,7 +312,7 @@ impl Executor {
         Some(Runnable::Task(key))
     }
 
-    /// Notes that the main future is being polled (or not any more): its own wakes then wait for the next turn.
+    /// Notes whether the main future is being polled: meanwhile its own wakes wait for the next turn.
     pub fn set_main_running(&self, running: bool) {
         self.running.set(if running { self.main.get() } else { None });
     }
@@ -324,7 +324,7 @@ impl Executor {
         });
         let Some(mut future) = taken else { return };
         let waker = self.waker(key);
-        // Of what is in the box; the box is a future, too.
+        // The name of the boxed future; the box itself is a future too.
         turns.note(future.as_ref().get_ref().name());
         self.running.set(Some(key));
         let outcome = boundary("task", || future.as_mut().poll(&mut Context::from_waker(&waker)));
@@ -341,7 +341,7 @@ impl Executor {
         self.judge(outcome.err());
     }
 
-    /// Ends the loop by a panic that has ended a task or a call, unless it survives them.
+    /// Ends the loop by a panic caught in a task or a call, unless the loop survives panics.
     #[inline]
     pub fn judge(&self, panic: Option<Panic>) {
         if let Some(panic) = panic.filter(|_| !self.survives_panics) {
@@ -349,7 +349,7 @@ impl Executor {
         }
     }
 
-    /// How many tasks there are, not counting the main future.
+    /// Number of tasks without the main future.
     pub fn task_count(&self) -> usize {
         self.tasks.borrow().len() - usize::from(self.main.get().is_some())
     }
@@ -377,7 +377,7 @@ impl Executor {
     }
 }
 
-/// The waker that is this word.
+/// Makes a waker of this word.
 #[inline]
 pub(crate) fn waker_of(word: u64) -> Waker {
     // SAFETY: the functions of VTABLE treat the data as a number and never as a pointer, own nothing, and may be called
@@ -385,14 +385,14 @@ pub(crate) fn waker_of(word: u64) -> Waker {
     unsafe { Waker::from_raw(raw_waker(word as usize)) }
 }
 
-/// The word that a waker is, if it is one of ours.
+/// The word of a waker, if it is one of ours.
 #[inline]
 pub(crate) fn word_of(waker: &Waker) -> Option<u64> {
     std::ptr::eq(waker.vtable(), &raw const VTABLE).then(|| waker.data().addr() as u64)
 }
 
 fn drop_guarded<T>(value: T) {
-    // A destructor that panics ends like a task that panics.
+    // A panic in a destructor counts as one in a task.
     let _ = boundary("task", || drop(value));
 }
 
@@ -409,7 +409,7 @@ fn raw_waker(word: usize) -> RawWaker {
     RawWaker::new(std::ptr::without_provenance(word), &VTABLE)
 }
 
-/// The key within a waker's word.
+/// The key in a waker's word.
 pub(crate) fn key_of(word: u64) -> Key {
     Key { index: (word >> GENERATION_BITS) as u32 & INDEX_MASK, generation: word as u32 & ((1 << GENERATION_BITS) - 1) }
 }

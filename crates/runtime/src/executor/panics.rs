@@ -1,7 +1,7 @@
 //! Panic boundaries: a panic ends one task, one remote call or one pool task, never the process.
 //!
-//! Every panic caught here is counted and handed, with its location, to one reporter (the engine's log). A panic
-//! outside of a boundary goes to whatever hook the process had before.
+//! Every panic caught here is counted and passed, with its location, to one reporter (the engine's log). A panic
+//! outside of a boundary goes to the hook that the process had before.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -19,9 +19,9 @@ use parking_lot::RwLock;
 /// A panic that was caught.
 #[derive(Clone, Debug)]
 pub struct Panic {
-    /// What ended by it: `"task"`, `"call"`, `"pool task"`.
+    /// What the panic ended: `"task"`, `"call"`, `"pool task"`.
     pub what: &'static str,
-    /// The text of the panic.
+    /// The panic message.
     pub message: String,
     /// `file:line:column`, where known.
     pub location: String,
@@ -43,19 +43,18 @@ thread_local! {
     static LAST_LOCATION: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Names the function that is told of every panic caught; without one, or when it panics itself, they go to standard
-/// error.
+/// Sets the function that reports caught panics. Without one, or when it panics itself, they go to standard error.
 pub fn set_panic_reporter(reporter: impl Fn(&Panic) + Send + Sync + 'static) {
     let displaced = REPORTER.write().replace(Arc::new(reporter));
     drop(displaced);
 }
 
-/// How many panics were caught in this process.
+/// Number of panics caught in this process.
 pub fn panic_count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// Remembers the location of panics inside boundaries; elsewhere the hook that was there before is called.
+/// Installs a hook that remembers the location of panics inside boundaries; elsewhere the previous hook is called.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -74,18 +73,18 @@ pub(crate) fn install() {
 #[inline]
 pub(crate) fn boundary<T>(what: &'static str, f: impl FnOnce() -> T) -> Result<T, Panic> {
     DEPTH.with(|depth| depth.set(depth.get() + 1));
-    // What the closure leaves behind is dropped or, if shared, poisons itself: see DESIGN on short sections.
+    // State that the closure leaves behind is dropped or, if shared, poisons itself.
     let outcome = catch_unwind(AssertUnwindSafe(f));
     DEPTH.with(|depth| depth.set(depth.get() - 1));
     outcome.map_err(|payload| report(what, payload))
 }
 
-/// Calls `f`; a panic in it is reported, and ends it and nothing else.
+/// Calls `f`; a panic in it is reported and ends only this call.
 pub fn catch_panic_of<T>(f: impl FnOnce() -> T) -> Result<T, Panic> {
     boundary("call", f)
 }
 
-/// Runs `future` as a task of its own would run: a panic in it is reported, and ends it and nothing else.
+/// Runs `future` as if it were a task: a panic in it is reported and ends only this future.
 pub async fn catch_panic<T>(future: impl Future<Output = T>) -> Result<T, Panic> {
     let mut future = pin!(future);
     poll_fn(|cx| match boundary("task", || future.as_mut().poll(cx)) {
@@ -105,18 +104,18 @@ fn report(what: &'static str, payload: Box<dyn Any + Send>) -> Panic {
     let location = LAST_LOCATION.with(|last| last.borrow_mut().take()).unwrap_or_else(|| "(unknown place)".to_owned());
     let panic = Panic { what, message, location };
     COUNT.fetch_add(1, Ordering::Relaxed);
-    // The payload is the panicking code's own type and may panic when dropped; leaking it is the lesser evil.
+    // The payload has a type of the panicking code and may panic when dropped, so it is leaked.
     std::mem::forget(payload);
     if !tell_reporter(&panic) {
-        // Where even this fails there is nobody left to tell.
+        // If even this fails there is no way left to report it.
         let _ = std::io::stderr().write_all(format!("{panic}\n").as_bytes());
     }
     panic
 }
 
-/// False when there is none or when it panics.
+/// Calls the reporter. False if there is none or it panics.
 fn tell_reporter(panic: &Panic) -> bool {
-    // Called without the lock, which it may want itself (to name a successor).
+    // Called without the lock, which the reporter may take itself (to set a successor).
     let Some(reporter) = REPORTER.read().clone() else {
         return false;
     };

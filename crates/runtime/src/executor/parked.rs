@@ -1,14 +1,14 @@
-//! Wakers at rest: what a table keeps of a waker, in one word instead of two.
+//! Parked wakers: a waker stored in one word instead of two.
 //!
-//! Nearly all wakers are this runtime's own, and those are one word anyway (`executor/mod.rs`). Others (of a combinator
-//! that has its own wakers) are boxed, and named by the loop that does not exist.
+//! Nearly all wakers are this runtime's own, which are one word anyway (`executor/mod.rs`). Others (of a combinator
+//! that has its own wakers) are boxed, and marked with the loop number that no loop has.
 
 use std::num::NonZeroU64;
 use std::task::Waker;
 
 use crate::executor::{self, FOREIGN};
 
-/// At most one waker. Dropping it drops the waker.
+/// A slot for at most one waker. Dropping it drops the waker.
 #[derive(Default)]
 pub(crate) struct Parked(
     /// The complement of a waker's word: 0 is a valid word, all ones is not.
@@ -16,7 +16,7 @@ pub(crate) struct Parked(
 );
 
 impl Parked {
-    /// Nobody.
+    /// An empty slot.
     pub const fn new() -> Self {
         Parked(None)
     }
@@ -25,7 +25,7 @@ impl Parked {
         self.0.is_some()
     }
 
-    /// Stores a waker and returns the one that it displaces: dropping that may run code, so the caller does it last.
+    /// Stores a waker and returns the displaced one: dropping that may run foreign code, so the caller drops it last.
     #[inline]
     pub fn park(&mut self, waker: &Waker) -> Option<Waker> {
         let Some(word) = executor::word_of(waker) else {
@@ -33,7 +33,7 @@ impl Parked {
         };
         match self.0.replace(complement(word)) {
             Some(old) if is_foreign(!old.get()) => Some(into_waker(!old.get())),
-            // Ours own nothing.
+            // Own wakers need no drop.
             _ => None,
         }
     }
@@ -47,7 +47,7 @@ impl Parked {
         displaced
     }
 
-    /// Takes the waker out.
+    /// Takes the waker.
     #[inline]
     pub fn take(&mut self) -> Option<Waker> {
         self.0.take().map(|word| into_waker(!word.get()))
@@ -64,7 +64,7 @@ impl Drop for Parked {
 }
 
 fn complement(word: u64) -> NonZeroU64 {
-    // A word of ones would be a foreign waker at the last address, where no box can be.
+    // All ones would be a foreign waker at the last address, where no box can be.
     NonZeroU64::new(!word).expect("no word is all ones")
 }
 
@@ -78,7 +78,7 @@ fn into_waker(word: u64) -> Waker {
         return executor::waker_of(word);
     }
     let pointer = std::ptr::with_exposed_provenance_mut((word & !FOREIGN) as usize);
-    // SAFETY: `park_foreign` made the word of a box, and whoever takes a word out of its place uses it once.
+    // SAFETY: `park_foreign` made the word from a box, and each word is used once: it is taken out of its slot.
     *unsafe { Box::<Waker>::from_raw(pointer) }
 }
 

@@ -1,16 +1,16 @@
-//! Generational slots: a table whose keys outlive their values harmlessly.
+//! Generational slots: a table whose keys may outlive their values.
 //!
-//! Tasks, sockets and timers are named by a key (index and generation) that may travel through the kernel or another
-//! thread. A key of a removed value finds nothing, even when its index serves a new value.
+//! Tasks, sockets and timers are identified by a key (index and generation) that may pass through the kernel or another
+//! thread. The key of a removed value matches nothing, even when its index is reused.
 
 use std::ops::Range;
 
-/// The bits of a generation; it wraps within them so that a key packs into a waker's data word.
+/// Width of a generation, which wraps around, so that a key fits in a waker's data word.
 pub(crate) const GENERATION_BITS: u32 = 28;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
 const NONE: u32 = u32::MAX;
 
-/// The name of one value in [`Slots`].
+/// The key of one value in [`Slots`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     pub index: u32,
@@ -18,7 +18,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// As one word, for the kernel's user data.
+    /// The key as one word, for the kernel's user data.
     pub fn pack(self) -> u64 {
         u64::from(self.index) << 32 | u64::from(self.generation)
     }
@@ -33,26 +33,26 @@ impl Key {
 const CHUNK: u32 = 1 << CHUNK_BITS;
 const CHUNK_BITS: u32 = 8;
 
-/// A table of values named by [`Key`]s. It grows by chunks, so that nothing is ever copied (at a hundred thousand
-/// connections that would hold up the loop), and gives empty chunks back but for a spare one. Insertion reuses the
-/// entry freed last in the chunk that had room last (its cache lines are warm).
+/// A table of values with [`Key`]s. It grows by chunks, so nothing is ever copied (with a hundred thousand connections
+/// that would delay the loop), and frees empty chunks except one. Insertion reuses the entry freed last in the chunk
+/// that had room last (its cache lines are warm).
 pub(crate) struct Slots<T> {
     chunks: Vec<Chunk<T>>,
-    /// The chunks that may have room, each once; the last is used next.
+    /// Chunks that may have room, each once; the last is used next.
     open: Vec<u32>,
-    /// How many chunks hold memory.
+    /// Number of chunks that hold memory.
     allocated: usize,
     occupied: usize,
 }
 
 struct Chunk<T> {
-    /// Those that have been in use since the chunk has had memory.
+    /// Entries that were used since the chunk was allocated.
     entries: Vec<Entry<T>>,
     /// The first vacant entry.
     free: u32,
     occupied: u32,
     is_open: bool,
-    /// With which generation an entry begins: later than all that were before the memory was given back.
+    /// Generation of new entries: later than all that were used before the memory was freed.
     first_generation: u32,
 }
 
@@ -67,7 +67,7 @@ enum Content<T> {
 }
 
 impl<T> Slots<T> {
-    /// What a value takes, for who counts bytes.
+    /// Size of a value's entry, for memory accounting.
     #[cfg(test)]
     pub const BYTES: usize = size_of::<Entry<T>>();
 
@@ -123,7 +123,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// The value at an index that the caller knows to be occupied, whatever its generation (intrusive lists).
+    /// The value at an index that is known to be occupied, whatever its generation (intrusive lists).
     #[inline]
     pub fn at(&mut self, index: u32) -> &mut T {
         match self.entry(index) {
@@ -141,7 +141,7 @@ impl<T> Slots<T> {
         if !std::mem::replace(&mut chunk.is_open, true) {
             self.open.push(number);
         }
-        // Room for two more chunks of values is more than what comes and goes.
+        // Room for two more chunks of values exceeds usual fluctuation.
         if chunk.occupied == 0 && self.allocated * CHUNK as usize - self.occupied >= 2 * CHUNK as usize {
             chunk.give_memory_back();
             self.allocated -= 1;
@@ -153,12 +153,12 @@ impl<T> Slots<T> {
         self.for_each_in(0..self.end(), f);
     }
 
-    /// One more than the highest index that was ever in use, rounded up.
+    /// Upper bound of all indices ever used, exclusive.
     pub fn end(&self) -> u32 {
         (self.chunks.len() as u32) << CHUNK_BITS
     }
 
-    /// The values at these indices, as far as there are any: for looking at a large table piece by piece.
+    /// Calls `f` for the values at these indices: visits a large table piece by piece.
     pub fn for_each_in(&mut self, indices: Range<u32>, mut f: impl FnMut(Key, &mut T)) {
         for index in indices.start..indices.end.min(self.end()) {
             if let Some(Entry { generation, content: Content::Occupied(value) }) = self.entry(index) {
@@ -167,7 +167,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// The key of the first value at or behind an index. For emptying a table whose values run code on drop.
+    /// The key of the first value at or after an index. For emptying a table whose values run code on drop.
     pub fn first_from(&self, index: u32) -> Option<Key> {
         let first = index >> CHUNK_BITS;
         let chunks = (first..).zip(self.chunks.get(first as usize..)?);
@@ -181,7 +181,7 @@ impl<T> Slots<T> {
 }
 
 impl<T> Chunk<T> {
-    /// Puts a value into a vacant entry and tells its offset in the chunk, and its generation.
+    /// Puts a value into a vacant entry; returns the entry's offset in the chunk and its generation.
     fn occupy(&mut self, value: T) -> (u32, u32) {
         if self.free == NONE {
             let offset = self.entries.len() as u32;
@@ -197,7 +197,7 @@ impl<T> Chunk<T> {
         (offset, entry.generation)
     }
 
-    /// Takes out the value of an occupied entry.
+    /// Takes the value of an occupied entry.
     fn vacate(&mut self, offset: u32) -> T {
         let entry = &mut self.entries[offset as usize];
         entry.generation = (entry.generation + 1) & GENERATION_MASK;
@@ -211,7 +211,7 @@ impl<T> Chunk<T> {
     }
 
     fn give_memory_back(&mut self) {
-        // The generations go on from the one that has come farthest.
+        // Generations continue from the highest one.
         self.first_generation =
             self.entries.iter().map(|entry| entry.generation).max().unwrap_or(self.first_generation);
         self.entries = Vec::new();

@@ -1,7 +1,7 @@
-//! Taking turns in accepting, as nginx's `accept_mutex` has it: of the loops of a process, one at a time listens.
+//! The accept mutex, as nginx's `accept_mutex`: of the loops of a process, only one listens at a time.
 //!
-//! A token and no lock: nobody waits for it, a loop tries and listens or does not. It refuses to let a loop that is
-//! held up keep the others from accepting: its token may be taken away, so whoever holds it looks before each use.
+//! It is a token and not a lock: a loop tries to take it, and listens or does not, but never waits. A stalled loop
+//! cannot keep the others from accepting: its token may be taken away, so a holder checks before each use.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,21 +9,21 @@ use crate::environment::Environment;
 use crate::inbox;
 use crate::watchdog::is_stalled;
 
-/// The token that one loop of this process may have.
+/// A token that one loop of this process may hold.
 #[derive(Debug, Default)]
 pub struct AcceptMutex {
-    /// The number of the loop that has it, from 1; 0 = nobody.
+    /// Number of the loop that holds it, from 1; 0 = free.
     holder: AtomicUsize,
 }
 
 impl AcceptMutex {
-    /// Nobody has it.
+    /// A free token.
     pub const fn new() -> AcceptMutex {
         AcceptMutex { holder: AtomicUsize::new(0) }
     }
 
-    /// Takes the token for the current loop; true if it has it now. Succeeds when nobody has it, and when the loop that
-    /// has it stalls or has ended.
+    /// Takes the token for the current loop; true if the loop holds it now. Succeeds if the token is free or its holder
+    /// stalls or has ended.
     pub fn try_take(&self) -> bool {
         let own = own_number();
         let holder = self.holder.load(Ordering::Acquire);
@@ -36,18 +36,18 @@ impl AcceptMutex {
         self.holder.compare_exchange(holder, own, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether the current loop has it.
+    /// Whether the current loop holds the token.
     pub fn is_held(&self) -> bool {
         self.holder.load(Ordering::Acquire) == own_number()
     }
 
-    /// Gives the token back if the current loop has it; true if it had.
+    /// Releases the token if the current loop holds it; true if it did.
     pub fn release(&self) -> bool {
         self.holder.compare_exchange(own_number(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Gives the token back for a while, and if the current loop had it, has the others try at once: every loop makes a
-    /// turn.
+    /// Releases the token for a while. If the current loop held it, wakes all loops, so that another one takes it at
+    /// once.
     pub fn hand_over(&self) {
         if self.release() {
             inbox::call_all(|| ());

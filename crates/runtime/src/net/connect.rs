@@ -1,4 +1,4 @@
-//! Connecting: from the options of a socket to a stream.
+//! Opening connections: from connect options to a stream.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -9,18 +9,18 @@ use crate::environment::Environment;
 use crate::socket::{ConnectError, ConnectOptions, ConnectStep, Fresh, SocketAddress};
 use crate::time::timeout;
 
-/// A connection that was begun. Dropping it closes the socket.
+/// A connection attempt. Dropping it closes the socket.
 pub struct Connecting {
     stream: Stream,
     is_made: bool,
-    /// How long the rest may take.
+    /// Time limit of the rest.
     limit: Option<Duration>,
 }
 
 impl ConnectOptions {
     /// Begins to connect to an Internet or Unix address. Panics outside of a loop.
     ///
-    /// Errors: what failed, and the kernel's reason; EAGAIN for a Unix socket whose queue is full.
+    /// Errors: the step that failed, with the kernel's error; EAGAIN for a Unix socket whose queue is full.
     pub fn begin(&self, address: &SocketAddress) -> Result<Connecting, ConnectError> {
         let environment = Environment::current();
         let (socket, fresh) = environment.driver.connect(address, self)?;
@@ -28,7 +28,7 @@ impl ConnectOptions {
         Ok(Connecting { stream, is_made: fresh == Fresh::Connected, limit: self.timeout })
     }
 
-    /// Connects to an Internet or Unix address: [`ConnectOptions::begin`], which is done at once, and
+    /// Connects to an Internet or Unix address: [`ConnectOptions::begin`], which happens at once, and then
     /// [`Connecting::finish`]. Dropping the future closes the socket.
     ///
     /// Errors: those of both.
@@ -39,15 +39,15 @@ impl ConnectOptions {
 }
 
 impl Connecting {
-    /// The stream, if the connection was made at once, as to a Unix socket: then there is nothing to wait for, and
-    /// nothing to ask the kernel.
+    /// The stream, if the connection was established at once, as to a Unix socket: then there is nothing to wait for,
+    /// and no system call is needed.
     pub fn made(self) -> Result<Stream, Connecting> {
         if self.is_made { Ok(self.stream) } else { Err(self) }
     }
 
-    /// Waits until the connection is made.
+    /// Waits until the connection is established.
     ///
-    /// Errors: what failed, and the kernel's reason.
+    /// Errors: the step that failed, with the kernel's error.
     pub async fn finish(self) -> Result<Stream, ConnectError> {
         let Connecting { stream, is_made, limit } = self;
         if is_made {

@@ -1,4 +1,4 @@
-//! Listening sockets: bounded batches of accepts, several loops on one socket, pausing.
+//! Listening sockets: bounded batches of accepts, sockets shared by loops, and pausing.
 
 use std::future::poll_fn;
 use std::io;
@@ -14,8 +14,7 @@ use crate::socket::Fresh;
 use crate::socket::{AcceptOptions, SocketAddress, own_address};
 use crate::stall::watched::has_connection;
 
-/// A listening socket as one loop sees it. Dropping it stops this loop's accepting; the socket is closed with its last
-/// owner.
+/// A listening socket of one loop. Dropping it ends this loop's accepting; the socket is closed with its last owner.
 pub struct Listener {
     environment: Rc<Environment>,
     socket: Arc<OwnedFd>,
@@ -23,7 +22,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Accepts from a socket that listens already and is set non-blocking here.
+    /// Accepts from a socket that already listens, and sets it non-blocking.
     ///
     /// Errors: the descriptor's. Panics outside of a loop.
     pub fn from_fd(socket: Arc<OwnedFd>, options: AcceptOptions) -> io::Result<Self> {
@@ -34,7 +33,7 @@ impl Listener {
         Ok(Listener { environment, socket, key })
     }
 
-    /// Binds a socket of its own and listens. A Unix path must not exist yet.
+    /// Binds a new socket and listens. A Unix path must not exist yet.
     pub fn bind(address: &SocketAddress, backlog: i32, options: AcceptOptions) -> io::Result<Self> {
         let socket = Environment::with(|environment| environment.driver.listen(address, backlog))?;
         Listener::from_fd(Arc::new(socket), options)
@@ -42,9 +41,9 @@ impl Listener {
 
     /// The next connection and its peer.
     ///
-    /// Errors are the listening socket's or the process's (EMFILE, ENFILE, ENOBUFS, ENOMEM): the caller pauses by a
+    /// Errors are the listening socket's or the process's (EMFILE, ENFILE, ENOBUFS, ENOMEM): the caller pauses with a
     /// timer and polls again. Failures of a single connection (ECONNABORTED and the like) are skipped. Not polling is a
-    /// pause: connections wait in the kernel, nothing spins.
+    /// pause: connections wait in the kernel, and the loop does not spin.
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddress)>> {
         self.environment.driver.poll_accept(self.key, cx).map_ok(|(socket, peer)| self.stream(socket, peer))
     }
@@ -54,14 +53,14 @@ impl Listener {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// The next connection and its peer if there is one now, else `None`. Waits for nothing, wakes nobody, and is not
-    /// counted in the turn's batch: the caller bounds how often it asks. Errors as [`Listener::poll_accept`].
+    /// The next connection and its peer if one is pending, else `None`. Neither waits nor registers a waker, and does
+    /// not count towards the turn's batch: the caller limits its calls. Errors as [`Listener::poll_accept`].
     pub fn try_accept(&self) -> io::Result<Option<(Stream, SocketAddress)>> {
         let accepted = self.environment.driver.try_accept(self.key)?;
         Ok(accepted.map(|(socket, peer)| self.stream(socket, peer)))
     }
 
-    /// Whether a connection waits in the kernel to be accepted. A system call.
+    /// Whether a connection is pending in the kernel. A system call.
     pub fn has_waiting(&self) -> bool {
         has_connection(&self.socket)
     }
@@ -70,19 +69,19 @@ impl Listener {
         (Stream::attach(Rc::clone(&self.environment), socket, Fresh::Accepted), peer)
     }
 
-    /// Stops being told of connections until the next `poll_accept`. On a shared socket this matters: the kernel tells
-    /// one waiting loop of each connection and must not choose one that does not accept.
+    /// Stops listening for events until the next `poll_accept`. On a shared socket this matters: the kernel reports
+    /// each connection to one waiting loop, which must not be one that does not accept.
     pub fn pause(&self) {
         self.environment.driver.pause_listener(self.key);
     }
 
-    /// Accepts in another way from now on: loops come and go.
+    /// Changes the accept options, as when loops come and go.
     pub fn set_options(&self, options: AcceptOptions) {
         self.environment.driver.set_accept_options(self.key, options);
         self.environment.inbox.watched.note_listener(&self.socket, own_address(&self.socket, options));
     }
 
-    /// The address that it listens on.
+    /// The local address.
     pub fn local_address(&self) -> io::Result<SocketAddress> {
         self.environment.driver.listener_address(&self.socket)
     }

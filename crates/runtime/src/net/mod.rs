@@ -1,4 +1,4 @@
-//! Sockets as tasks see them: streams, listeners and datagrams, all over the loop's driver.
+//! Sockets for tasks: streams, listeners and datagrams, all over the loop's driver.
 
 mod accept_mutex;
 mod connect;

@@ -1,9 +1,9 @@
-//! A direction of a plain tunnel: bytes go from one socket to another by splice(2), through a pipe and past our memory.
+//! One direction of a plain tunnel: splice(2) moves bytes from one socket to another through a pipe, without copies to
+//! user space.
 //!
-//! By splice(2) itself with every driver: as an operation of a ring it would go to the kernel's threads. Small pieces
-//! are received and sent, which is cheaper (`docs/decisions/0021-splice.md`): a piece that fills the buffer says that
-//! more comes than that, and the next one is spliced, until one is small again. An idle direction has neither pipe nor
-//! memory.
+//! All drivers call splice(2) directly: a ring would run it on kernel threads. Small pieces are received and sent,
+//! which is cheaper (`docs/decisions/0021-splice.md`). A piece that fills the buffer means that more is coming, so the
+//! next ones are spliced, until one is small again. An idle direction has neither pipe nor memory.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -18,22 +18,20 @@ use super::Stream;
 use crate::memory::buffer::Buffer;
 use crate::memory::output::Output;
 
-/// What is received at once where that is cheaper; a larger piece is spliced. By measurement.
+/// Bytes received at once in the cheaper way; larger pieces are spliced. Measured.
 const COPIED_MAX: usize = 64 * 1024;
 
-/// What is sent out of the memory that it was received into, without a queue between: what one that wants little may
-/// send.
+/// Bytes that are sent directly from the receive buffer, without a queue: the limit for small work in a turn.
 const SMALL_MAX: usize = 16 * 1024;
 
-/// What a pipe holds at most. A socket's bytes come in pages of their own, so it is full earlier where packets are
-/// small.
+/// Capacity of a pipe. Each packet of a socket takes pages of its own, so with small packets the pipe is full earlier.
 const PIPE_BYTES: usize = 256 * 1024;
 
-/// Pipes that a loop keeps for the next who wants one.
+/// Unused pipes that a loop keeps.
 const PIPES_KEPT_MAX: usize = 16;
 
-/// Pipes that a loop has at most: those of destinations that take nothing hold memory of the kernel and descriptors.
-/// The others' bytes pass through memory, which has a limit of its own.
+/// Limit of pipes per loop: those of stuck destinations hold kernel memory and descriptors. Further directions copy
+/// through user memory, which has a limit of its own.
 const PIPES_MAX: usize = 64;
 
 thread_local! {
@@ -44,38 +42,38 @@ thread_local! {
 /// Moves bytes from one stream to another, in one direction.
 #[derive(Default)]
 pub struct Splice {
-    /// With bytes, or about to have them.
+    /// Present while it holds bytes or is about to.
     pipe: Option<Pipe>,
-    /// How many.
+    /// Bytes in the pipe.
     piped: usize,
-    /// What was received and not sent yet, while there is something.
+    /// Bytes received and not sent yet, if there are any.
     output: Option<Box<Output>>,
     has_much: bool,
-    /// One of the sockets cannot do it.
+    /// One of the sockets does not support splice(2).
     is_impossible: bool,
     is_eager: bool,
-    /// What was done last was a send.
+    /// The last operation was a send.
     is_sending: bool,
     nodelay: Nodelay,
 }
 
-/// Whether small pieces leave at once (`TCP_NODELAY`).
+/// State of `TCP_NODELAY`, with which small pieces leave at once.
 ///
-/// The kernel holds a small packet back only while an earlier one is not acknowledged, so the first piece never waits:
-/// a connection that carries no second one is spared the system call.
+/// The kernel holds a small packet back only while an earlier one is not acknowledged, so the first piece never waits,
+/// and a connection that carries only one piece needs no system call.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Nodelay {
-    /// It is set, or nobody wants it.
+    /// Set, or not wanted.
     #[default]
     Settled,
-    /// Nothing has been sent.
+    /// Wanted; nothing has been sent yet.
     BehindFirst,
-    /// It has to be set before anything else is sent.
+    /// To be set before the next send.
     Due,
 }
 
 impl Splice {
-    /// Moves each piece in the way that is cheaper.
+    /// Moves each piece in the cheaper way.
     pub fn new() -> Self {
         Splice::default()
     }
@@ -85,29 +83,29 @@ impl Splice {
         Splice { is_eager: true, ..Splice::default() }
     }
 
-    /// Sets `TCP_NODELAY` at the destination, as soon as that makes a difference.
+    /// Sets `TCP_NODELAY` on the destination as soon as that makes a difference.
     pub fn set_nodelay(&mut self) {
         self.nodelay = Nodelay::BehindFirst;
     }
 
-    /// Sends these bytes before all else: what was read ahead, or a header of our own.
+    /// Sends these bytes first: data that was read ahead, or a header.
     pub fn begin_with(&mut self, ahead: Output) {
         self.output = (!ahead.is_empty()).then(|| Box::new(ahead));
     }
 
-    /// How many bytes have been received and not sent.
+    /// Number of bytes received and not sent.
     pub fn under_way(&self) -> usize {
         self.piped + self.output.as_ref().map_or(0, |output| output.len_bytes())
     }
 
-    /// After an error: whether sending has failed, and not receiving.
+    /// After an error: whether sending failed, and not receiving.
     pub fn failed_sending(&self) -> bool {
         self.is_sending
     }
 
-    /// Moves what has arrived at `from` to `to`, always the same two; ready with the number of bytes that `to` has
-    /// taken, or with 0 when `from` has ended and all was taken. Nothing else may receive from the one and send to the
-    /// other.
+    /// Moves data that has arrived from `from` to `to`, which are the same in every call. Ready with the number of
+    /// bytes that `to` has taken, or with 0 when `from` has ended and all was taken. No other task may receive from
+    /// `from` or send to `to`.
     ///
     /// Errors: those of either connection; `OutOfMemory` at the hard limit of leases. Bytes may be lost then.
     pub fn poll_transfer(&mut self, cx: &mut Context<'_>, from: &Stream, to: &Stream) -> Poll<io::Result<usize>> {
@@ -118,7 +116,7 @@ impl Splice {
             self.is_sending = false;
             if !self.may_splice(from, to) {
                 match ready!(self.poll_copy(cx, from, to))? {
-                    // The socket takes nothing now: it is waited for.
+                    // The socket is full: wait for room.
                     0 if self.under_way() > 0 => continue,
                     moved => return Poll::Ready(Ok(moved)),
                 }
@@ -135,7 +133,7 @@ impl Splice {
         }
     }
 
-    /// Sends of what was received.
+    /// Sends bytes that were received.
     fn poll_send(&mut self, cx: &mut Context<'_>, to: &Stream) -> Poll<io::Result<usize>> {
         self.begin_send(to);
         let sent = if let Some(output) = &mut self.output {
@@ -161,7 +159,7 @@ impl Splice {
         self.is_sending = true;
         if self.nodelay == Nodelay::Due {
             self.nodelay = Nodelay::Settled;
-            // Whether the kernel waits for more is a matter of speed alone.
+            // `TCP_NODELAY` affects only speed.
             let _ = to.set_nodelay(true);
         }
     }
@@ -186,13 +184,14 @@ impl Splice {
         let received = from.poll_splice_in(cx, pipe.input.as_fd(), PIPE_BYTES);
         match received {
             Poll::Ready(Ok(count @ 1..)) => self.piped = count,
-            // It is empty.
+            // The pipe is empty.
             _ => self.return_pipe(),
         }
         received
     }
 
-    /// Receives a piece, and sends it at once if it is small; ready with how much of it has left. The rest waits.
+    /// Receives a piece and, if it is small, sends it at once; ready with the number of bytes sent. The rest is kept in
+    /// `output`.
     fn poll_copy(&mut self, cx: &mut Context<'_>, from: &Stream, to: &Stream) -> Poll<io::Result<usize>> {
         let mut input = Buffer::new();
         let received = ready!(from.poll_recv(cx, &mut input, COPIED_MAX))?;
@@ -205,14 +204,14 @@ impl Splice {
             self.note_sent(sent);
             input.consume(sent);
         }
-        // Also after an error: it has been received.
+        // Kept after an error too: it was received.
         if let Some(rest) = input.take_lease() {
             self.output.get_or_insert_default().push(rest);
         }
         Poll::Ready(result)
     }
 
-    /// Has a pipe; false if there can be none.
+    /// Ensures that there is a pipe; false if that fails.
     fn take_pipe(&mut self) -> bool {
         if self.pipe.is_none() {
             let kept = PIPES.with_borrow_mut(Vec::pop);
@@ -221,28 +220,28 @@ impl Splice {
         self.pipe.is_some()
     }
 
-    /// Gives the pipe, which is empty, to whoever wants one next.
+    /// Returns the pipe, which is empty, to those that are kept.
     fn return_pipe(&mut self) {
         let pipe = self.pipe.take();
         PIPES.with_borrow_mut(|pipes| pipes.extend(pipe.filter(|_| pipes.len() < PIPES_KEPT_MAX)));
     }
 }
 
-/// A pipe with nothing in it.
+/// An empty pipe.
 struct Pipe {
     output: OwnedFd,
     input: OwnedFd,
 }
 
 impl Pipe {
-    /// Errors: the kernel's; `MFILE` when the loop has as many as it may have.
+    /// Errors: the kernel's; `MFILE` at the loop's limit.
     fn new() -> Result<Pipe, Errno> {
         if PIPES_OPEN.get() >= PIPES_MAX {
             return Err(Errno::MFILE);
         }
         let (output, input) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         PIPES_OPEN.set(PIPES_OPEN.get() + 1);
-        // A user may have so much in pipes; then it stays as it is.
+        // The user's limit of pipe memory may be reached; then the default size stays.
         let _ = rustix::pipe::fcntl_setpipe_size(&input, PIPE_BYTES);
         Ok(Pipe { output, input })
     }
@@ -250,7 +249,7 @@ impl Pipe {
 
 impl Drop for Pipe {
     fn drop(&mut self) {
-        // At the end of the thread the count may be gone before its pipes.
+        // When the thread ends the counter may be dropped before the pipes.
         let _ = PIPES_OPEN.try_with(|open| open.set(open.get() - 1));
     }
 }

@@ -1,7 +1,7 @@
 //! Streams: connected TCP and Unix sockets.
 //!
-//! All methods take `&self`: a stream belongs to one loop, and one task may read while another writes. Dropping a
-//! future of any method loses no data: what was received is in the caller's buffer, what was sent has left the caller's
+//! All methods take `&self`: a stream belongs to one loop, and one task may read while another writes. Dropping the
+//! future of any method loses no data: received bytes are in the caller's buffer, and sent bytes have left the caller's
 //! queue.
 
 use std::cell::Cell;
@@ -28,36 +28,36 @@ use crate::socket::options::{self, TcpInfo};
 /// A connected socket. Closed when dropped.
 pub struct Stream {
     environment: Rc<Environment>,
-    /// Of the driver's slot, which owns the socket for as long as this stream exists.
+    /// Key of the driver's slot, which owns the socket for as long as this stream exists.
     key: Key,
-    /// What an earlier loop had received; comes before all else.
+    /// Data received by an earlier loop, or put back; it is read first.
     ahead: Cell<Option<Box<Ahead>>>,
 }
 
-/// What was received before a stream came to this loop.
+/// Data that was received before the stream came to this loop, or put back.
 struct Ahead {
     bytes: Buffer,
     error: Option<Errno>,
 }
 
-/// A stream between two loops, with everything that has been received and not read: nothing is lost on the way, neither
-/// data nor the end. Closes the connection when dropped.
+/// A stream between two loops, with all data that was received and not read, so that neither data nor the end is lost.
+/// Closes the connection when dropped.
 #[derive(Debug)]
 pub struct Detached {
     socket: OwnedFd,
     received: Vec<u8>,
-    /// Comes after `received`.
+    /// Error to report after `received`.
     error: Option<Errno>,
 }
 
 impl Detached {
-    /// Makes it a stream of the running loop. Panics outside of one.
+    /// Attaches the stream to the running loop. Panics outside of one.
     pub fn attach(self) -> Stream {
         let Detached { socket, received, error } = self;
         let stream = Stream::attach(Environment::current(), socket, Fresh::Accepted);
         if !received.is_empty() || error.is_some() {
             let mut bytes = Buffer::new();
-            // There already; the bound is that of who received it.
+            // These bytes exist already: the limit applied when they were received.
             bytes.append_past_limit(&received);
             stream.ahead.set(Some(Box::new(Ahead { bytes, error })));
         }
@@ -66,17 +66,17 @@ impl Detached {
 }
 
 impl Detached {
-    /// A stream that has come from another process, with what that had received.
+    /// A stream from another process, with the bytes that it had received.
     pub fn new(socket: OwnedFd, received: Vec<u8>) -> Detached {
         Detached { socket, received, error: None }
     }
 
-    /// What was received and nobody has read; `None` if the connection is broken.
+    /// Data that was received and not read; `None` if the connection is broken.
     pub fn received(&self) -> Option<&[u8]> {
         self.error.is_none().then_some(&self.received)
     }
 
-    /// The socket, if nothing was received that nobody has read.
+    /// The socket, if no unread data was received.
     pub(super) fn into_idle(self) -> Result<OwnedFd, Detached> {
         if self.received.is_empty() && self.error.is_none() { Ok(self.socket) } else { Err(self) }
     }
@@ -94,23 +94,23 @@ impl Stream {
         Stream { environment, key, ahead: Cell::new(None) }
     }
 
-    /// Takes a connected stream socket, which is set non-blocking. Errors: the descriptor's. Panics outside of a loop.
+    /// Attaches a connected stream socket and sets it non-blocking. Errors: the descriptor's. Panics outside of a loop.
     pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Stream::attach(Environment::current(), socket, Fresh::Accepted))
     }
 
-    /// Takes the stream from its loop, for another one ([`Detached::attach`]). A receive that nobody waits
-    /// for any more may have got something: that comes along. With io_uring it costs a system call to be sure of that.
+    /// Detaches the stream from its loop, for another one ([`Detached::attach`]), with data that a pending receive may
+    /// have got. With io_uring that costs a system call.
     ///
-    /// Errors, with which the connection is closed: a send is under way, so that nobody could tell how much of it will
-    /// have left; or the kernel's.
+    /// Errors, after which the connection is closed: a send is in flight, so the number of bytes that will have left is
+    /// unknown; or the kernel's.
     pub fn detach(self) -> io::Result<Detached> {
         self.release()
     }
 
-    /// As [`Stream::detach`], for whoever cannot give the stream away. It is to be dropped then: whatever else it is
-    /// asked panics.
+    /// As [`Stream::detach`], for a caller that does not own the stream. The stream is only good for dropping then: all
+    /// other methods panic.
     pub fn release(&self) -> io::Result<Detached> {
         let Released { socket, received, error } = self.environment.driver.release(self.key)?;
         let ahead = self.ahead.take().map(|ahead| *ahead).unwrap_or(Ahead { bytes: Buffer::new(), error: None });
@@ -128,13 +128,13 @@ impl Stream {
         self.environment.driver.poll_connected(self.key, cx)
     }
 
-    /// Whether nothing has come: no bytes, no end, no error. Without a system call where the driver would know; what
-    /// has come in this turn may be told only in the next one.
+    /// Whether nothing has arrived: no bytes, no end, no error. No system call where the driver would know; events of
+    /// this turn may be visible only in the next one.
     pub fn is_idle(&self) -> bool {
         !self.has_ahead() && !self.environment.driver.may_have_input(self.key)
     }
 
-    /// Whether something came with the stream that nobody has received yet.
+    /// Whether there is data that came with the stream or was put back.
     fn has_ahead(&self) -> bool {
         let ahead = self.ahead.take();
         let has_ahead = ahead.is_some();
@@ -142,14 +142,14 @@ impl Stream {
         has_ahead
     }
 
-    /// Whether a receive would give something now: bytes, the end, or an error. A system call.
+    /// Whether a receive would not wait: there are bytes, the end, or an error. A system call.
     pub fn has_input(&self) -> bool {
         self.has_ahead() || self.environment.driver.has_input(self.key)
     }
 
-    /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing, and is ready again
-    /// for as long as that is so; whoever does not receive then asks in vain. A system call, unless bytes have been
-    /// received already. Errors: no memory in the kernel to wait with.
+    /// Ready when a receive would not wait: there are bytes, the end, or an error. Reads nothing, so it stays ready
+    /// until a receive. A system call, unless bytes have been received already. Errors: no memory in the kernel to wait
+    /// with.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.has_ahead() {
             return Poll::Ready(Ok(()));
@@ -158,19 +158,19 @@ impl Stream {
     }
 
     /// Ready when a send would not wait: there is room as the kernel counts it (a third of the buffer, with TCP), or an
-    /// error. Ready again for as long as that is so. A system call. Errors: no memory in the kernel to wait with.
+    /// error. It stays ready until the room is used. A system call. Errors: no memory in the kernel to wait with.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.environment.driver.poll_writable(self.key, cx)
     }
 
-    /// Whether the kernel took less than it was offered when it was asked last, and has announced no room since. A send
-    /// may wait for other reasons, such as the turn's budget. No system call.
+    /// Whether the last send was short and the kernel has not announced room since. A send may wait for other reasons,
+    /// such as the turn's budget. No system call.
     pub fn is_full(&self) -> bool {
         self.environment.driver.is_full(self.key)
     }
 
-    /// Receives at most `max` bytes behind those in `into`. `Ok(0)` is the end of the stream. The buffer holds memory
-    /// only while there are bytes, not while this waits.
+    /// Receives at most `max` bytes at the end of `into`. `Ok(0)` is the end of the stream. The buffer holds memory
+    /// only while it holds bytes, not while this waits.
     ///
     /// Errors: the connection's; `OutOfMemory` at the hard limit of leases.
     #[inline]
@@ -182,7 +182,7 @@ impl Stream {
         self.poll_within_budget(cx, max, |driver, cx| driver.poll_recv(self.key, cx, into, max))
     }
 
-    /// Moves bytes, when the running task may move so many in this turn.
+    /// Moves bytes once the task's budget for this turn allows it.
     #[inline]
     fn poll_within_budget(
         &self,
@@ -198,7 +198,7 @@ impl Stream {
         polled
     }
 
-    /// What was received comes again, before all else: for whoever goes on with the stream.
+    /// Puts received bytes back, to be received first by the next reader.
     pub fn put_back(&self, bytes: Buffer) {
         if bytes.is_empty() {
             return;
@@ -228,8 +228,8 @@ impl Stream {
         appended.map(|()| count)
     }
 
-    /// Sends as much of `out` as the socket takes and removes it from there. Ready with more than 0 when there was
-    /// progress, with 0 only when `out` is empty. Errors: the connection's.
+    /// Sends as much of `out` as the socket takes and removes it. Ready with more than 0, or with 0 only when `out` is
+    /// empty. Errors: the connection's.
     #[inline]
     pub fn poll_send(&self, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
         let environment = &*self.environment;
@@ -238,19 +238,19 @@ impl Stream {
         let polled = environment.driver.poll_send(self.key, cx, out);
         match polled {
             Poll::Ready(Ok(sent)) => environment.budget.charge_copy(sent),
-            // It may be queued, for the call that ends the turn.
+            // The data may be queued for the call that ends the turn.
             Poll::Pending => environment.budget.charge_copy(wanted),
             Poll::Ready(Err(_)) => {}
         }
         polled
     }
 
-    /// Sends the first of `out` if that takes no waiting, removes it from there and returns how many bytes that were. 0
-    /// says nothing; what is left goes by [`Stream::poll_send`]. Nothing else may be waiting to be sent. As with what
-    /// is written to a socket's buffer, that bytes count as sent does not mean that they have left: they do in this
-    /// turn, or when the peer takes them, also if the stream is dropped. But who ends its side by
-    /// [`Stream::shutdown_write`] uses `poll_send` before. `is_last` promises that the stream is dropped or shut down
-    /// right after this, if all was sent: then the end leaves in the same packet. Errors: the connection's.
+    /// Sends bytes from the front of `out` if that is possible without waiting, removes them and returns their number.
+    /// 0 is no error: use [`Stream::poll_send`] for the rest. No other data may be waiting to be sent. As with bytes
+    /// written to a socket's buffer, bytes that count as sent may not have left yet: they do in this turn, or when the
+    /// peer takes them, even if the stream is dropped. But call `poll_send` before [`Stream::shutdown_write`].
+    /// `is_last` promises that the stream is dropped or shut down right after this, if all was sent: then the end
+    /// leaves in the same packet. Errors: the connection's.
     #[inline]
     pub fn try_send(&self, out: &mut Output, is_last: bool) -> io::Result<usize> {
         let sent = self.environment.driver.try_send(self.key, out, is_last)?;
@@ -258,19 +258,19 @@ impl Stream {
         Ok(sent)
     }
 
-    /// As [`Stream::try_send`], for a short answer, which then needs no memory of its own: what is not sent at once is
-    /// copied. What is left goes by [`Stream::poll_send`].
+    /// As [`Stream::try_send`], for a short response, which then needs no memory of its own: bytes that are not sent at
+    /// once are copied. Use [`Stream::poll_send`] for the rest.
     #[inline]
     pub fn try_send_copy(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         self.environment.budget.charge_copy(bytes.len());
         self.environment.driver.try_send_copy(self.key, bytes, is_last)
     }
 
-    /// Sends at most `length` bytes of `file` (half a MiB per call) from `offset` on, and moves `offset`. `Ok(0)` is
+    /// Sends at most `length` bytes of `file` (half a MiB per call) from `offset` on, and advances `offset`. `Ok(0)` is
     /// the end of the file.
     ///
-    /// Reads what is not in memory from the disk and *blocks* meanwhile: for pieces known to be resident only. The
-    /// process must ignore SIGPIPE, as Rust programs do. Errors: the connection's and the file's.
+    /// Reads pages that are not in memory from the disk and *blocks* meanwhile: only for pieces known to be resident.
+    /// The process must ignore SIGPIPE, as Rust programs do. Errors: the connection's and the file's.
     pub fn poll_sendfile(
         &self,
         cx: &mut Context<'_>,
@@ -284,7 +284,7 @@ impl Stream {
         })
     }
 
-    /// Moves bytes into an empty pipe; for [`super::Splice`].
+    /// Moves bytes from the socket into an empty pipe; for [`super::Splice`].
     pub(super) fn poll_splice_in(
         &self,
         cx: &mut Context<'_>,
@@ -294,7 +294,7 @@ impl Stream {
         self.poll_within_budget(cx, max, |driver, cx| driver.poll_splice_in(self.key, cx, pipe, max))
     }
 
-    /// Moves bytes out of a pipe; for [`super::Splice`].
+    /// Moves bytes from a pipe to the socket; for [`super::Splice`].
     pub(super) fn poll_splice_out(
         &self,
         cx: &mut Context<'_>,
@@ -304,27 +304,27 @@ impl Stream {
         self.poll_within_budget(cx, max, |driver, cx| driver.poll_splice_out(self.key, cx, pipe, max))
     }
 
-    /// Whether bytes are, or may come to be, here or with the driver, ahead of the reader.
+    /// Whether this stream or the driver holds, or may come to hold, bytes that the reader has not asked for.
     pub(super) fn receives_ahead(&self) -> bool {
         self.has_ahead() || self.environment.driver.receives_ahead(self.key)
     }
 
-    /// Ready when the peer has closed or reset the connection, without reading. Half-closing counts: data may still be
-    /// there to be read, and the peer may still read.
+    /// Ready when the peer has closed or reset the connection. Reads nothing. A half-close counts: unread data may
+    /// remain, and the peer may still read.
     pub fn poll_peer_closed(&self, cx: &mut Context<'_>) -> Poll<()> {
-        // It cannot be watched only for lack of kernel memory: then the peer counts as gone.
+        // Watching fails only for lack of kernel memory: then the peer counts as gone.
         self.environment.driver.poll_peer_closed(self.key, cx).map(drop)
     }
 
-    /// Whether the connection is broken: reset, or closed in both directions. A peer that has only ended its own data
-    /// may still read; over TCP one that has closed its socket looks the same until something is sent to it. A system
+    /// Whether the connection is broken: reset, or closed in both directions. A peer that has only shut down its write
+    /// side may still read; over TCP one that has closed its socket looks the same until data is sent to it. A system
     /// call.
     pub fn is_broken(&self) -> bool {
         self.environment.driver.is_broken(self.key)
     }
 
-    /// Whether the peer has ended its direction, or the connection is broken, whatever it has sent before that. A
-    /// system call, unless an event has told.
+    /// Whether the peer has shut down its write side, or the connection is broken, even with data unread. A system
+    /// call, unless an event has told already.
     pub fn has_hung_up(&self) -> bool {
         self.environment.driver.has_hung_up(self.key)
     }
@@ -339,7 +339,7 @@ impl Stream {
         poll_fn(|cx| self.poll_send(cx, out)).await
     }
 
-    /// Sends everything in `out`. When dropped before the end, the rest is still there.
+    /// Sends everything in `out`. If the future is dropped, `out` holds the rest.
     pub async fn send_all(&self, out: &mut Output) -> io::Result<()> {
         while !out.is_empty() {
             self.send(out).await?;
@@ -352,12 +352,12 @@ impl Stream {
         poll_fn(|cx| self.poll_sendfile(cx, file, offset, length)).await
     }
 
-    /// Waits until the peer leaves; see [`Stream::poll_peer_closed`].
+    /// Waits until the peer closes; see [`Stream::poll_peer_closed`].
     pub async fn peer_closed(&self) {
         poll_fn(|cx| self.poll_peer_closed(cx)).await;
     }
 
-    /// Ends our data; the peer sees the end of the stream and may still send.
+    /// Shuts down the write side; the peer sees the end of the stream and may still send.
     pub fn shutdown_write(&self) -> io::Result<()> {
         self.environment.driver.shutdown_write(self.key)
     }
@@ -378,23 +378,23 @@ impl Stream {
         self.set_option(|socket| options::set_keepalive(socket, on))
     }
 
-    /// Closing resets the connection and drops what is queued (`reset_timedout_connection`).
+    /// Makes close reset the connection and drop queued data (`reset_timedout_connection`).
     pub fn set_linger_reset(&self) -> io::Result<()> {
         self.environment.driver.set_linger_reset(self.key)
     }
 
-    /// Whether the kernel has data that nobody has received yet: whoever closes now resets the connection. A system
-    /// call; false where nothing can be known.
+    /// Whether the kernel holds data that was not received: closing the socket would then reset the connection. A
+    /// system call; false if that is unknown.
     pub fn has_unread(&self) -> bool {
         self.kernel_socket().is_some_and(|socket| options::unread(socket).is_ok_and(|bytes| bytes > 0))
     }
 
-    /// What the kernel knows of the connection; a system call. Errors: that it is no TCP connection.
+    /// The kernel's information about the connection; a system call. Errors: not a TCP connection.
     pub fn tcp_info(&self) -> io::Result<TcpInfo> {
         TcpInfo::of(self.kernel_socket().ok_or(io::ErrorKind::Unsupported)?)
     }
 
-    /// The socket, if it is one of the kernel's: a simulated one has no options.
+    /// The socket, if it is a kernel socket: a simulated one has no options.
     pub(super) fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
         let descriptor = self.environment.driver.kernel_socket(self.key)?;
         // SAFETY: as for `as_fd`.
@@ -405,7 +405,7 @@ impl Stream {
         self.kernel_socket().map_or(Ok(()), set)
     }
 
-    /// Our address; a system call.
+    /// The local address; a system call.
     pub fn local_address(&self) -> io::Result<SocketAddress> {
         self.environment.driver.address(self.key, End::Local)
     }
@@ -426,7 +426,7 @@ impl AsFd for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // After `detach` the key is stale and nothing happens.
+        // After `detach` the key is stale and this does nothing.
         self.environment.driver.close(self.key);
     }
 }

@@ -1,4 +1,4 @@
-//! Idle connections that any loop may use next: those to upstream servers, between two requests.
+//! Idle connections that any loop may reuse: those to upstream servers, between two requests.
 //!
 //! ```text
 //!   loop 1: park(key, stream)                         loop 2: take(&key)
@@ -8,15 +8,15 @@
 //!                      "idle streams"                 attached to loop 2
 //! ```
 //!
-//! Only the loop that submitted an operation to its ring may cancel it, so a stream that is parked has left its driver,
-//! and nothing is in flight for it. Taking needs nobody's help: the claim is a removal under a lock that is held for a
-//! few instructions, and of another loop's shard only tried for, so that neither a loop that stalls nor one that has
-//! ended holds up anybody. What it had parked is there for the others.
+//! Only the loop that submitted an operation to its ring may cancel it, so a parked stream has left its driver and has
+//! nothing in flight. Taking a stream needs no other thread: it is removed under a lock that is held for a few
+//! instructions. Another loop's lock is only tried, so a loop that stalls or has ended delays no other, and the streams
+//! it has parked remain available.
 //!
-//! A stream that has unread bytes, an end or an error is not idle. Who sees it first closes it: `park`, the thread,
-//! which an epoll set tells of that, or `take`. The thread also closes what has waited for too long, within a second.
+//! A stream with unread bytes, an end or an error is not idle. It is closed by the first that notices: `park`, the
+//! thread (by an epoll event), or `take`. The thread also closes streams whose timeout has expired, within a second.
 //!
-//! In a simulation there is no thread: `park` and `take` alone look.
+//! In a simulation there is no thread: only `park` and `take` check.
 
 mod watch;
 
@@ -37,21 +37,21 @@ use crate::environment::Environment;
 use crate::socket::Fresh;
 use crate::time::{Moment, system_now};
 
-/// Streams that turn out not to be idle which one `take` closes at most, before it says that there is none.
+/// Streams found not to be idle that one `take` closes at most before it returns `None`.
 const CLOSED_PER_TAKE_MAX: usize = 16;
 
-/// What is kept of idle streams.
+/// Limits of a set of idle streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IdleOptions {
-    /// How many loops there are: each parks in a shard of its own and takes from there first.
+    /// Number of loops: each parks in a shard of its own and takes from there first.
     pub loops: usize,
-    /// How many streams a loop parks at most; one more closes the one that has been idle for longest (`keepalive`).
+    /// Streams that a loop parks at most; one more closes the one that has been idle longest (`keepalive`).
     pub per_loop_max: usize,
-    /// How long a stream may be idle (`keepalive_timeout`).
+    /// Time that a stream may be idle (`keepalive_timeout`).
     pub timeout: Duration,
 }
 
-/// Idle streams by key, such as the address of the peer, each with what is to be known of it. A clone is the same set.
+/// Idle streams by key, such as the address of the peer, each with data of the caller. A clone is the same set.
 pub struct IdleStreams<K, T = ()> {
     shared: Arc<Shared<K, T>>,
 }
@@ -61,16 +61,16 @@ where
     K: Clone + Eq + Hash + Send + 'static,
     T: Send + 'static,
 {
-    /// Without streams.
+    /// An empty set.
     pub fn new(options: IdleOptions) -> Self {
         assert!(options.loops > 0 && options.per_loop_max > 0);
         let shards = (0..options.loops).map(|_| Shard::default()).collect();
         IdleStreams { shared: Arc::new_cyclic(|this| Shared { shards, options, this: this.clone() }) }
     }
 
-    /// Parks a stream of the running loop of which nothing is expected before something is sent. False if it was closed
-    /// instead: it is not idle, data is still being sent, or the kernel has no memory to watch it with. With io_uring
-    /// it costs a system call more if a receive is waiting. Panics outside of a loop.
+    /// Parks a stream of the running loop on which no data is expected before the next request. False if it was closed
+    /// instead: it is not idle, a send is in flight, or the kernel has no memory to watch it. With io_uring it costs
+    /// one more system call if a receive is in flight. Panics outside of a loop.
     pub fn park(&self, key: K, stream: Stream, data: T) -> bool {
         if stream.has_input() {
             return false;
@@ -97,7 +97,7 @@ where
         if state.by_age.len() >= shared.options.per_loop_max {
             closed.extend(state.take_oldest());
         }
-        // Under the lock: whoever takes it next must find it watched.
+        // Under the lock: the loop that takes it next must find it watched.
         let is_kept = match watch.map(|watch| (watch, watch.enroll(&mut state.watched, &shared.this, number))) {
             Some((watch, shard)) => watch.add(idle.socket.as_fd(), shard, state.next).is_ok(),
             None => true,
@@ -113,7 +113,7 @@ where
         is_kept
     }
 
-    /// The stream with this key that was parked last, by this loop if there is one, as a stream of the running loop.
+    /// Takes the stream with this key that was parked last, preferably by this loop, as a stream of the running loop.
     /// Panics outside of a loop.
     pub fn take<Q>(&self, key: &Q) -> Option<(Stream, T)>
     where
@@ -143,23 +143,23 @@ where
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// How many streams the running loop has parked. Panics outside of a loop.
+    /// Number of streams that the running loop has parked. Panics outside of a loop.
     pub fn own_len(&self) -> usize {
         self.shared.shards[own_shard(self.shared.shards.len())].count.load(Ordering::Relaxed)
     }
 
-    /// How many streams are parked.
+    /// Number of parked streams.
     pub fn len(&self) -> usize {
         self.shared.shards.iter().map(|shard| shard.count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Whether none is parked.
+    /// Whether no stream is parked.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Closes the stream that the running loop has parked and that has been idle for longest. False if there is none.
-    /// Panics outside of a loop.
+    /// Closes the stream parked by the running loop that has been idle longest. False if there is none. Panics outside
+    /// of a loop.
     pub fn close_oldest_own(&self) -> bool {
         let shard = &self.shared.shards[own_shard(self.shared.shards.len())];
         let mut state = shard.lock();
@@ -169,8 +169,8 @@ where
         oldest.map(Idle::close).is_some()
     }
 
-    /// Closes a stream that has been idle for long: the oldest one of the running loop, or that of another loop which
-    /// nobody is using at the moment. False if there is none. Panics outside of a loop.
+    /// Closes a stream that has been idle for long: the oldest one of the running loop, or of another loop whose lock
+    /// is free. False if there is none. Panics outside of a loop.
     pub fn close_oldest(&self) -> bool {
         let shards = &self.shared.shards;
         let own = own_shard(shards.len());
@@ -187,60 +187,60 @@ where
         oldest.map(Idle::close).is_some()
     }
 
-    /// Closes all that are parked now.
+    /// Closes all streams that are parked now.
     pub fn clear(&self) {
         self.shared.clear();
     }
 
-    /// The same set, which this handle does not keep.
+    /// A weak handle to the same set.
     pub fn downgrade(&self) -> WeakIdleStreams<K, T> {
         WeakIdleStreams { shared: Arc::downgrade(&self.shared) }
     }
 }
 
-/// [`IdleStreams`] that others keep.
+/// A weak handle to [`IdleStreams`].
 pub struct WeakIdleStreams<K, T = ()> {
     shared: Weak<Shared<K, T>>,
 }
 
 impl<K, T> WeakIdleStreams<K, T> {
-    /// The set, if it is still there.
+    /// The set, if it still exists.
     pub fn upgrade(&self) -> Option<IdleStreams<K, T>> {
         self.shared.upgrade().map(|shared| IdleStreams { shared })
     }
 
-    /// Whether it is this set.
+    /// Whether this handle is to `streams`.
     pub fn is_of(&self, streams: &IdleStreams<K, T>) -> bool {
         self.shared.as_ptr() == Arc::as_ptr(&streams.shared)
     }
 }
 
-/// What all clones share, and the thread knows weakly.
+/// The state that clones share; the thread has a weak reference.
 struct Shared<K, T> {
     shards: Vec<Shard<K, T>>,
     options: IdleOptions,
     this: Weak<Shared<K, T>>,
 }
 
-/// What one loop has parked. Padded: each loop writes to its own.
+/// The streams of one loop. Padded: each loop writes to its own.
 #[repr(align(128))]
 struct Shard<K, T> {
     state: Mutex<State<K, T>>,
-    /// Of the state, to be looked at without the lock.
+    /// Number of streams in `state`, readable without the lock.
     count: AtomicUsize,
 }
 
 struct State<K, T> {
-    /// By number, which grows.
+    /// By number, in ascending order of parking.
     by_age: BTreeMap<u64, Idle<K, T>>,
     /// The numbers of each key, ascending.
     by_key: HashMap<K, VecDeque<u64>>,
     next: u64,
-    /// What the thread calls this shard, once it knows it.
+    /// The thread's name for this shard, once it is enrolled.
     watched: Option<watch::ShardId>,
 }
 
-/// A stream that is parked.
+/// A parked stream.
 struct Idle<K, T> {
     key: K,
     socket: OwnedFd,
@@ -252,7 +252,7 @@ struct Idle<K, T> {
 
 impl<K, T> Idle<K, T> {
     fn close(self) {
-        // A simulated socket is closed by its world; on other threads there is none.
+        // A simulated socket is closed by its world; other threads have no world.
         if self.watch.is_none() && Environment::try_with(|_| ()).is_some() {
             drop(Stream::attach(Environment::current(), self.socket, Fresh::Connected));
         }
@@ -314,7 +314,7 @@ impl<K: Clone + Eq + Hash, T> State<K, T> {
         self.remove(number)
     }
 
-    /// All that have been idle for too long: they are the oldest, as all have the same time.
+    /// Takes all expired streams: they are the oldest, as all have the same timeout.
     fn take_expired(&mut self, now: Moment) -> Vec<Idle<K, T>> {
         let mut expired = Vec::new();
         while self.by_age.first_key_value().is_some_and(|(_, idle)| idle.deadline <= now) {
@@ -325,7 +325,7 @@ impl<K: Clone + Eq + Hash, T> State<K, T> {
 }
 
 impl<K: Clone + Eq + Hash, T> Shared<K, T> {
-    /// Removes a stream with this key: from now on it is the caller's alone.
+    /// Removes a stream with this key, which then belongs to the caller alone.
     fn claim<Q>(&self, key: &Q) -> Option<Idle<K, T>>
     where
         K: Borrow<Q>,
@@ -358,7 +358,7 @@ impl<K, T> Shared<K, T> {
     }
 }
 
-/// What the thread does.
+/// Called by the thread.
 impl<K, T> watch::Watched for Shared<K, T>
 where
     K: Clone + Eq + Hash + Send + 'static,
@@ -367,7 +367,7 @@ where
     fn close(&self, shard: usize, number: u64) {
         let shard = &self.shards[shard];
         let mut state = shard.lock();
-        // None if it has been taken since.
+        // None if it was taken meanwhile.
         let idle = state.remove(number);
         shard.note_count(&state);
         drop(state);
@@ -390,12 +390,12 @@ impl<K, T> Drop for Shared<K, T> {
     }
 }
 
-/// Where the running loop parks.
+/// The shard of the running loop.
 fn own_shard(shards: usize) -> usize {
     Environment::with(|environment| environment.worker % shards)
 }
 
-/// The clock that deadlines are told by: the thread's, or that of the simulated world.
+/// Time by the clock of the deadlines: the thread's, or that of the simulated world.
 fn now() -> Moment {
     Environment::with(|environment| match environment.simulation {
         Some(_) => environment.clock.now(),

@@ -1,9 +1,7 @@
-//! The thread "idle streams": closes what its peer has closed, or has sent something on, and what has been idle for too
-//! long.
+//! The thread "idle streams" closes parked streams when their peer closes them or sends data, and when they expire.
 //!
-//! One for the process, started with the first stream that is parked, and there for life. It waits on an epoll set that
-//! any loop adds sockets to and removes them from. While anybody may have streams parked it looks once a second for
-//! those that have waited too long.
+//! The process has one, started with the first parked stream and never ended. It waits on an epoll set to which any
+//! loop adds and removes sockets. While there are shards it looks for expired streams once a second.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,33 +14,33 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::io::Errno;
 
-/// How often the thread looks for streams that have been idle for too long.
+/// Interval between looks for expired streams.
 const EXPIRY_EVERY: Duration = Duration::from_secs(1);
 
 const EVENTS_MAX: usize = 64;
 
-/// Bits of a socket's number in its shard, in the data of an event; the shard's are above. A loop that parks a hundred
-/// thousand a second comes to their end after five years; then only the thread would not find its streams.
+/// Bits of a socket's number in its shard, in the data of an event; the shard's bits are above. A loop that parks a
+/// hundred thousand streams a second exhausts them after five years; then only the thread would not find its streams.
 const NUMBER_BITS: u32 = 44;
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
-/// Names a shard; 0 is the bell.
+/// Identifies a shard; 0 is the bell.
 pub(super) type ShardId = u32;
 const SHARD_ID_MAX: ShardId = (1 << (u64::BITS - NUMBER_BITS)) - 1;
 const BELL: u64 = 0;
 
 /// A set of idle streams, in shards.
 pub(super) trait Watched: Send + Sync {
-    /// A stream of the shard is not idle any more.
+    /// Closes a stream that is not idle any more.
     fn close(&self, shard: usize, number: u64);
 
-    /// Closes those of the shard that have been idle for too long.
+    /// Closes the expired streams of a shard.
     fn close_expired(&self, shard: usize);
 }
 
 pub(super) struct Watch {
     epoll: OwnedFd,
-    /// Rung when the first shard comes.
+    /// Wakes the thread when the first shard is enrolled.
     bell: OwnedFd,
     shards: Mutex<Shards>,
 }
@@ -54,7 +52,7 @@ struct Shards {
 }
 
 impl Watch {
-    /// The process's, if there can be one.
+    /// The watch of the process, started if necessary; `None` if that fails.
     pub fn started() -> Option<&'static Watch> {
         static WATCH: OnceLock<Option<Watch>> = OnceLock::new();
         static THREAD: OnceLock<bool> = OnceLock::new();
@@ -75,7 +73,7 @@ impl Watch {
         Ok(Watch { epoll, bell, shards: Mutex::default() })
     }
 
-    /// What this shard is called here, where the name is kept.
+    /// The shard's name, which is kept in `name`; enrolls the shard if it has none.
     pub fn enroll<W: Watched + 'static>(&self, name: &mut Option<ShardId>, set: &Weak<W>, shard: usize) -> ShardId {
         *name.get_or_insert_with(|| {
             let mut shards = self.shards.lock();
@@ -85,23 +83,23 @@ impl Watch {
             shards.known.insert(id, (set, shard));
             drop(shards);
             if is_first {
-                // A counter that is full wakes the thread, too.
+                // A full counter wakes the thread too.
                 let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
             }
             id
         })
     }
 
-    /// Has the thread told when the socket has something to read or ends, once. Errors: no memory in the kernel.
+    /// Adds a socket: the thread gets one event when it has data or ends. Errors: no memory in the kernel.
     pub fn add(&self, socket: BorrowedFd<'_>, shard: ShardId, number: u64) -> io::Result<()> {
         let data = epoll::EventData::new_u64(u64::from(shard) << NUMBER_BITS | number & NUMBER_MASK);
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
         Ok(epoll::add(&self.epoll, socket, data, flags)?)
     }
 
-    /// The thread is told nothing more of the socket, but for what is on its way already, which finds nothing.
+    /// Removes a socket. An event that was reported already finds no stream.
     pub fn remove(&self, socket: BorrowedFd<'_>) {
-        // It was added and is open, so this cannot fail.
+        // The socket was added and is open, so this cannot fail.
         let _ = epoll::delete(&self.epoll, socket);
     }
 
@@ -115,11 +113,11 @@ impl Watch {
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
                 Ok(_) | Err(Errno::INTR) => {}
-                // The set is open and the arguments are right.
+                // The set is open and the arguments are valid.
                 Err(errno) => unreachable!("epoll_wait: {errno}"),
             }
             for event in events.iter().map(|event| event.data.u64()).filter(|&data| data != BELL) {
-                // A shard that has gone has closed its sockets.
+                // A shard that was dropped has closed its sockets.
                 if let Some((set, shard)) = self.find((event >> NUMBER_BITS) as ShardId) {
                     set.close(shard, event & NUMBER_MASK);
                 }
