@@ -7,7 +7,7 @@
 //! not by a thousand bounded sends.
 //!
 //! ```text
-//!   turn:  | events, calls, timers | small work of tasks … | quantum | quantum | wait (0 s while the line is not empty)
+//!   turn:  | events, calls, timers | small work of tasks … | quantum | quantum | wait (0 s unless the line is empty)
 //!                                    TURN_NANOS at most      BULK_NANOS at most
 //! ```
 //!

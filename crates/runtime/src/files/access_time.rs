@@ -1,17 +1,17 @@
-//! The time of access of a file: reading may write it, and that may wait.
+//! Access times: reading a file may write its access time, and that may wait.
 //!
-//! With `relatime`, the default of all mounts, the kernel notes the first read after a change and the first after a day
-//! (mount(8)). On a disk that is a transaction, and a transaction waits while the journal has no room: in `sendfile` as
-//! in a read that must not wait (`RWF_NOWAIT`), also where everything is in memory. So a read that will write the time
-//! of access is the pool's. Those that follow write nothing.
+//! With `relatime`, the default of all mounts, the kernel updates the access time with the first read after a change,
+//! and once a day (mount(8)). On a disk the update is a transaction, which waits while the journal is full: in
+//! `sendfile`, and in a read that must not wait (`RWF_NOWAIT`), even if all pages are in memory. So a read that will
+//! update the access time goes to a pool. The following ones update nothing.
 //!
-//! Whether the next read writes is computed from the times of the file, which are looked at every tenth of a second
-//! while it is read. A file that was seen to change, as a log does, is the pool's for ten seconds, since each change
-//! makes a read write once more.
+//! Whether the next read updates it is computed from the file's times, which are checked every tenth of a second while
+//! the file is read. A file that was seen to change, such as a log, is read by the pool for ten seconds, since each
+//! change causes one more update.
 //!
-//! A mount without times of access (`noatime`, read-only) is of no concern. A file may be left alone for more reasons,
-//! such as its attribute `A` or a frozen file system: a read in a pool that changed nothing says so, for a minute. With
-//! `strictatime` every read writes.
+//! A mount without access times (`noatime`, read-only) needs no checks. A file may be exempt for other reasons, such as
+//! its attribute `A` or a frozen file system: it counts as exempt for a minute after a read in a pool that was due to
+//! update and did not. With `strictatime` every read updates.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -21,39 +21,39 @@ use rustix::fs::{AtFlags, Stat, StatxFlags};
 
 use crate::files::mounts::{self, AccessTimes};
 
-/// Interval after which `relatime` writes the time of a file that does not change.
+/// Interval after which `relatime` updates the access time of an unchanged file.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Bound of a tick of the kernel's clock for files, and of the age of a loop's clock.
+/// Upper bound of a tick of the kernel's clock for files, and of the age of a loop's clock.
 const TICK_MAX: Duration = Duration::from_secs(1);
 
-/// How long a file counts as left alone after a read that wrote nothing although it was due.
+/// Time for which a file counts as exempt after a read that was due to update and did not.
 const LEFT_ALONE_TIME: Duration = Duration::from_secs(60);
 
-/// How long a look at the times holds. It takes a fiftieth of the time in which 64 KiB are copied.
+/// Time for which a check of the times is valid. A check takes a fiftieth of the time to copy 64 KiB.
 const BELIEVED: Duration = Duration::from_millis(100);
 
-/// How long a file counts as one that changes after it was seen to.
+/// Time for which a file counts as changing after a change was seen.
 const RESTLESS_TIME: Duration = Duration::from_secs(10);
 
-/// Whether the next read of an open file writes its time of access. Times are those of the wall clock, which may be set
-/// back: then they are over.
+/// Whether the next read of an open file updates its access time. Times are by the wall clock; if it is set back, all
+/// periods count as over.
 pub(super) struct AccessTime {
-    /// Reads write nothing, or no loop reads.
+    /// Reads update nothing, or no loop reads the file.
     is_of_no_concern: AtomicBool,
-    /// Each read writes it.
+    /// Every read updates it.
     is_strict: bool,
-    /// Last look that found that the next read writes nothing.
+    /// Last check that found no update due.
     looked_nanos: AtomicU64,
-    /// Time of the last change, and when that was seen to be another one.
+    /// Time of the last change; below, when that change was first seen.
     changed_nanos: AtomicU64,
     restless_from_nanos: AtomicU64,
-    /// Last read that wrote nothing although it was due.
+    /// Last read that was due to update and did not.
     left_alone_from_nanos: AtomicU64,
 }
 
 impl AccessTime {
-    /// Of a file whose reads write nothing, or that no loop reads.
+    /// For a file whose reads update nothing, or that no loop reads.
     pub const fn of_no_concern() -> AccessTime {
         AccessTime {
             is_of_no_concern: AtomicBool::new(true),
@@ -78,13 +78,13 @@ impl AccessTime {
         time
     }
 
-    /// Whether [`AccessTime::is_written`] has to be asked.
+    /// Whether [`AccessTime::is_written`] has to be called.
     #[inline]
     pub fn may_be_due(&self, wall: Duration) -> bool {
         !self.is_of_no_concern.load(Relaxed) && !is_within(wall, &self.looked_nanos, BELIEVED)
     }
 
-    /// Whether the next read may write it, by the times of the file and where it lies.
+    /// Whether the next read may update it, by the file's times and its mount.
     #[cold]
     pub fn is_written(&self, file: BorrowedFd<'_>, device: u64, wall: Duration) -> bool {
         match rustix::fs::fstat(file) {
@@ -96,7 +96,7 @@ impl AccessTime {
         !is_of_no_concern
     }
 
-    /// Whether the next read of a file with these times writes.
+    /// Whether the next read of a file with these times updates.
     fn is_due(&self, times: Times, wall: Duration) -> bool {
         if self.changed_nanos.swap(nanos(times.changed), Relaxed) != nanos(times.changed) {
             self.restless_from_nanos.store(nanos(wall), Relaxed);
@@ -110,13 +110,13 @@ impl AccessTime {
         is_due
     }
 
-    /// A read for which it was due has been done; the kernel says this now.
+    /// Notes a read that was due to update; `stat` was taken after it.
     pub fn note(&self, stat: &Stat, wall: Duration) {
         self.note_read(Times::of(stat), wall);
     }
 
     fn note_read(&self, times: Times, wall: Duration) {
-        // Within a tick the time is written once, and another read will write it again. A time that is due in the next
+        // Within a tick the kernel updates once, and another read will update again. An update that is due in the next
         // tick is not due for the kernel yet.
         let is_recent = |time: Duration| time <= wall && wall - time < TICK_MAX;
         let due_at = times.due_at();
@@ -127,13 +127,13 @@ impl AccessTime {
     }
 }
 
-/// Whether so much time has not passed yet since `from`.
+/// Whether less than `time` has passed since `from`.
 #[inline]
 fn is_within(wall: Duration, from: &AtomicU64, time: Duration) -> bool {
     nanos(wall).wrapping_sub(from.load(Relaxed)) < nanos(time)
 }
 
-/// Which reads write times of access on the mount of this file. Where nothing is known, as `relatime`.
+/// The access time mode of the mount of this file; `relatime` if it is unknown.
 #[allow(clippy::unnecessary_cast)] // The types of these fields differ between architectures.
 fn access_times(file: BorrowedFd<'_>, device: u64) -> AccessTimes {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -145,7 +145,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The times of a file, since the epoch; earlier ones count as the epoch.
+/// Times of a file since the epoch; earlier ones count as the epoch.
 #[derive(Clone, Copy)]
 struct Times {
     accessed: Duration,
@@ -166,7 +166,7 @@ impl Times {
         }
     }
 
-    /// Time from which on `relatime` writes; the kernel compares whole seconds.
+    /// Time from which on `relatime` updates; the kernel compares whole seconds.
     fn due_at(&self) -> Duration {
         if self.accessed <= self.modified || self.accessed <= self.changed {
             return Duration::ZERO;
@@ -182,7 +182,7 @@ mod tests {
     const BEGIN: Duration = Duration::from_secs(1_000_000_000);
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Of a file with these times.
+    /// For a file with these times.
     fn of(accessed: Duration, changed: Duration) -> AccessTime {
         AccessTime::with_times(Times { accessed, modified: changed, changed }, false, BEGIN)
     }

@@ -1,30 +1,30 @@
-//! How files reached the clients: figures for a status page. Each loop counts for itself ([`Tally`]); anybody adds the
-//! figures up.
+//! Counters of the ways in which files reached clients, for a status page. Each loop counts for itself ([`Tally`]); any
+//! thread sums them up.
 
 use gale_base::tally::Tally;
 
-/// By what way a piece of a file got to where it is sent from: the rungs of the ladder, the cheapest first.
+/// The way in which a piece of a file was delivered: the rungs of the ladder, cheapest first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rung {
-    /// It was in the memory cache of open files.
+    /// From the memory cache of open files.
     Memory,
-    /// Read on the loop, because the kernel had it in memory.
+    /// Read on the loop, from the page cache.
     Read,
-    /// Sent by `sendfile`, because it was found in memory.
+    /// Sent by `sendfile`, after a check found it in memory.
     Sendfile,
     /// Read by a thread of a pool.
     Pool,
     /// Read by an io_uring.
     Ring,
-    /// Read or sent on the loop whatever that takes: `aio off`.
+    /// Read or sent on the loop even if that blocks (`aio off`).
     Blocking,
 }
 
 impl Rung {
-    /// All of them, in the order of the figures.
+    /// All rungs, in the order of the counters.
     pub const ALL: [Rung; 6] = [Rung::Memory, Rung::Read, Rung::Sendfile, Rung::Pool, Rung::Ring, Rung::Blocking];
 
-    /// Its name for people.
+    /// Display name.
     pub fn name(self) -> &'static str {
         match self {
             Rung::Memory => "memory",
@@ -37,20 +37,20 @@ impl Rung {
     }
 }
 
-/// What else is counted.
+/// Other counted events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
-    /// A look found the piece in memory.
+    /// A check found the piece in memory.
     Hit,
-    /// A look did not.
+    /// A check did not find the piece in memory.
     Miss,
-    /// A piece went to a pool without a look.
+    /// A piece went to a pool unchecked.
     Unlooked,
-    /// Such a piece was in memory after all.
+    /// An unchecked piece was in memory after all.
     PoolHit,
     /// A call on a loop has waited.
     Misprediction,
-    /// A read that was wanted was under way for another request.
+    /// A wanted read was in flight for another request already.
     Shared,
     /// A question to the page cache helper.
     Question,
@@ -60,29 +60,29 @@ pub(crate) enum Event {
 
 const EVENTS: usize = 8;
 
-/// The figures, of one loop or of all.
+/// Counters of one loop or of all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FileCounters {
     /// Pieces by rung, in the order of [`Rung::ALL`].
     pub pieces: [u64; Rung::ALL.len()],
     /// Their bytes.
     pub bytes: [u64; Rung::ALL.len()],
-    /// Looks that found the piece in memory: probes before `sendfile`, and reads that need not wait.
+    /// Checks that found the piece in memory: probes before `sendfile`, and reads that need not wait.
     pub probe_hits: u64,
-    /// Looks that did not.
+    /// Checks that did not.
     pub probe_misses: u64,
-    /// Pieces that went to a pool without a look, because their device had much to do or the look would have written
-    /// the file's time of access.
+    /// Pieces that went to a pool unchecked, because their device was busy or the check would have updated the file's
+    /// access time.
     pub unlooked: u64,
-    /// How many of these were in memory after all.
+    /// Unchecked pieces that were in memory after all.
     pub pool_hits: u64,
-    /// Stalls of loops in which the thread slept and calls for files were made, which should not have waited.
+    /// Stalls of loops in which the thread slept and file system calls were made, which should not have waited.
     pub mispredictions: u64,
-    /// Reads that were under way for another request already.
+    /// Reads that were in flight for another request already.
     pub shared_reads: u64,
-    /// Questions to the page cache helper: pieces on busy devices of which nothing was known.
+    /// Questions to the page cache helper: pieces on busy devices without a known state.
     pub questions: u64,
-    /// Answers that said that the piece, or its beginning, was in memory.
+    /// Answers that the piece, or its beginning, was in memory.
     pub resident_answers: u64,
 }
 
@@ -91,7 +91,7 @@ const RUNGS: usize = Rung::ALL.len();
 /// Pieces by rung, then their bytes by rung, then events.
 static ALL: Tally<{ 2 * RUNGS + EVENTS }> = Tally::new();
 
-/// The figures of all loops since the start of the process.
+/// Counters of all loops since the start of the process.
 pub fn file_counters() -> FileCounters {
     let sums = ALL.sums();
     let event = |event: Event| sums[2 * RUNGS + event as usize];
@@ -109,7 +109,7 @@ pub fn file_counters() -> FileCounters {
     }
 }
 
-/// Counts a piece of so many bytes.
+/// Counts a piece of `bytes` bytes.
 #[inline]
 pub fn count_piece(rung: Rung, bytes: u64) {
     let own = ALL.own();
@@ -140,7 +140,7 @@ mod tests {
         }
         let after = file_counters();
         let ring = Rung::Ring as usize;
-        // Other tests of this program may count, too.
+        // Other tests of this program may count too.
         assert!(after.pieces[ring] >= before.pieces[ring] + THREADS);
         assert!(after.bytes[ring] >= before.bytes[ring] + 100 * THREADS);
         assert!(after.shared_reads >= before.shared_reads + THREADS);

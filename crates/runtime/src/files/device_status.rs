@@ -1,5 +1,5 @@
-//! The devices that files lie on, for a status page: how each behaves, what is being read from it, and what threads of
-//! pools do for it. Nothing here asks the device for anything, so that one that hangs is told of like any other.
+//! Devices of files, for a status page: condition of each, its reads, and its pool tasks. Nothing here accesses a
+//! device, so one that hangs is reported like any other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,29 +12,29 @@ use super::page_cache::DeviceReads;
 use crate::pool::{PoolDevice, pools};
 use crate::time::now_anywhere;
 
-/// A device that something was read from or asked of.
+/// A device that was used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceStatus {
-    /// As the kernel writes it: `8:1`.
+    /// As the kernel prints it: `8:1`.
     pub number: String,
-    /// What the mount table says of it, if it is there.
+    /// Its entry in the mount table, if there is one.
     pub mounted: Option<Mounted>,
     /// Its condition, one of [`DeviceStatus::CONDITIONS`].
     pub condition: &'static str,
-    /// Pieces that are being read because they were not in memory.
+    /// Reads in flight of pieces that were not in memory.
     pub reads_in_flight: u32,
-    /// Such pieces that were read, and how long that took together.
+    /// Completed reads of such pieces, and their total time.
     pub reads: u64,
     /// See `reads`.
     pub read_time: Duration,
-    /// Tasks of pools that run for it: reads, opens, writes.
+    /// Pool tasks running for it: reads, opens, writes.
     pub running: usize,
-    /// Those that wait for a thread.
+    /// Pool tasks waiting for a thread.
     pub waiting: usize,
 }
 
-/// The devices of files, by number. (Some share their figures: those whose numbers have the same hash. The figures are
-/// then under the number of the first.)
+/// The devices of files, by number. (Devices whose numbers have the same hash share their counters, which are reported
+/// under the number of the first.)
 pub fn devices() -> Vec<DeviceStatus> {
     let mut devices: BTreeMap<u64, DeviceStatus> = BTreeMap::new();
     for (number, DeviceReads { condition, in_flight, done, time }) in PAGE_CACHE.read_figures(now_anywhere()) {

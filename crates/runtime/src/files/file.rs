@@ -1,4 +1,4 @@
-//! An open file: its descriptor, and what was known when it was opened.
+//! An open file: its descriptor, and its metadata when it was opened.
 
 use std::fmt;
 use std::io;
@@ -19,18 +19,18 @@ use crate::pool::{Device, default_pool, on_a_pool_thread};
 use crate::simulation::FileFaults;
 use crate::time::{Moment, now_anywhere, wall_anywhere};
 
-/// Closing a file frees its blocks if it was unlinked meanwhile, and that is the pool's work. From this size on it is
-/// asked whether it was, which costs a tenth of handing it over; smaller ones only if they were open for long enough.
+/// Closing a file that was unlinked meanwhile frees its blocks, which is work for a pool. From this size on each close
+/// checks for that, which costs a tenth of handing the file over; for smaller ones only if they were open for long
+/// enough.
 const UNLINKED_MATTERS_BYTES: u64 = 1 << 20;
 
-/// Until a smaller file was open for so long hardly anybody has had the time to unlink it, and little is lost.
+/// Smaller files that were open for less than this are hardly ever unlinked meanwhile, and little is lost if they are.
 const UNLINKED_SOON: Duration = Duration::from_millis(10);
 
-/// Files from this size on are worth telling the kernel that they will be read from one end to the other; nginx's
-/// number.
+/// Size from which on the kernel is told that a file will be read sequentially; nginx's value.
 const SEQUENTIAL_MIN_BYTES: u64 = 128 * 1024;
 
-/// An open file: descriptor and what was known when it was opened. Clones are the same file.
+/// An open file: descriptor and metadata when it was opened. Clones are the same file.
 #[derive(Clone)]
 pub struct File {
     pub(super) shared: Arc<Shared>,
@@ -47,24 +47,24 @@ pub(super) struct Shared {
     /// Its file system was found to be in memory.
     pub(super) lies_in_memory: AtomicBool,
     pub(super) was_advised: AtomicBool,
-    /// To close it may take long: it is or was written through this, or others unlink it.
+    /// Closing may take long: the file is or was written through this descriptor, or is unlinked by others.
     closes_in_pool: AtomicBool,
-    /// A [`super::Writer`] has it.
+    /// A [`super::Writer`] uses it.
     is_written: AtomicBool,
-    /// The kernel does not tell this process what of the file is in memory.
+    /// The kernel does not tell this process which pages of the file are in memory.
     pub(super) is_foreign: AtomicBool,
-    /// The same file, opened past the page cache; `None` where that cannot be.
+    /// The same file opened with `O_DIRECT`; `None` where that is impossible.
     pub(super) direct: OnceLock<Option<OwnedFd>>,
 }
 
-/// Where it can be read.
+/// Ways of reading the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadAccess {
-    /// On the loop, what is in memory.
+    /// On the loop, if it is in memory.
     Local,
-    /// Its file system may wait for others: nothing is done on the loop.
+    /// Its file system may wait for others: only in a pool.
     Waits,
-    /// It belongs to a simulated world, and this is wrong with it.
+    /// Simulated, with these faults.
     Simulated(FileFaults),
 }
 
@@ -79,7 +79,7 @@ impl File {
         File::with_hash(descriptor, metadata, access, access_time, hash)
     }
 
-    /// As `new`, known by another name in what is remembered of files.
+    /// As `new`, with another hash in the table of facts.
     pub(super) fn with_hash(
         descriptor: OwnedFd,
         metadata: FileMetadata,
@@ -104,7 +104,7 @@ impl File {
         File { shared: Arc::new(shared) }
     }
 
-    /// Of one that was opened where that may block, perhaps so that reads leave its time of access alone.
+    /// A file that was opened where that may block, perhaps so that reads do not update its access time.
     pub(super) fn inspect_blocking(descriptor: OwnedFd, no_access_time: bool) -> io::Result<File> {
         let stat = rustix::fs::fstat(&descriptor)?;
         let metadata = FileMetadata::from_kernel(&stat);
@@ -114,7 +114,7 @@ impl File {
         Ok(File::local(descriptor, &stat, no_access_time))
     }
 
-    /// Of one that was opened without waiting, so it lies on a file system that does not wait for others.
+    /// A file that was opened without waiting, so its file system does not wait for others.
     pub(super) fn inspect_local(descriptor: OwnedFd, no_access_time: bool) -> io::Result<File> {
         let stat = rustix::fs::fstat(&descriptor)?;
         Ok(File::local(descriptor, &stat, no_access_time))
@@ -128,18 +128,17 @@ impl File {
         File::new(descriptor, FileMetadata::from_kernel(stat), ReadAccess::Local, access_time)
     }
 
-    /// Takes a file that was opened otherwise. May block on file systems that wait for others. Errors: fstat(2)'s.
+    /// Adopts a file that was opened otherwise. May block on file systems that wait for others. Errors: fstat(2)'s.
     pub fn from_std(file: std::fs::File) -> io::Result<Self> {
         file_system(|file_system| file_system.adopt(file.into()))
     }
 
-    /// What was known when it was opened.
+    /// Metadata when the file was opened.
     pub fn metadata(&self) -> &FileMetadata {
         &self.shared.metadata
     }
 
-    /// Looks at it again. For files that wait for others this may block; see [`File::waits_for_others`]. Errors:
-    /// fstat(2)'s.
+    /// Current metadata. May block for files that wait for others; see [`File::waits_for_others`]. Errors: fstat(2)'s.
     pub fn look_again(&self) -> io::Result<FileMetadata> {
         match self.shared.access {
             ReadAccess::Simulated(_) => Ok(self.shared.metadata),
@@ -147,26 +146,27 @@ impl File {
         }
     }
 
-    /// A pool closes it, whoever has the last handle. That may take long after writes, because the file system has
-    /// things to settle, and for what is unlinked at any time: whether it was is known only until it is asked.
+    /// Makes a pool close the file when the last handle is dropped. Closing may take long after writes, because the
+    /// file system has work to finish, and always for files that will be unlinked, which can only be found out by
+    /// asking.
     pub fn close_in_pool(&self) {
         self.shared.closes_in_pool.store(true, Ordering::Relaxed);
     }
 
-    /// A [`super::Writer`] has it from now on. Until it is [renewed](File::renewed) it counts as being written.
+    /// Notes that a [`super::Writer`] uses the file. It counts as being written until it is [renewed](File::renewed).
     pub(super) fn note_writer(&self) {
         self.shared.is_written.store(true, Ordering::Relaxed);
         self.close_in_pool();
     }
 
-    /// Whether it is being written, as far as is known.
+    /// Whether the file is being written, as far as is known.
     #[inline]
     pub(super) fn is_written(&self) -> bool {
         self.shared.is_written.load(Ordering::Relaxed)
     }
 
-    /// The same file as it is now, with a descriptor of its own, where the caller may block. Errors: fstat(2)'s, and
-    /// fcntl(2)'s if others have it, too.
+    /// The same file with its current metadata and a descriptor of its own, where the caller may block. Errors:
+    /// fstat(2)'s, and fcntl(2)'s if other handles exist.
     pub(super) fn renewed(mut self) -> io::Result<File> {
         let descriptor = match Arc::get_mut(&mut self.shared).and_then(|shared| shared.descriptor.take()) {
             Some(descriptor) => descriptor,
@@ -175,18 +175,18 @@ impl File {
         file_system(|file_system| file_system.adopt(descriptor))
     }
 
-    /// How many handles of it there are, this one and those of reads in flight included.
+    /// Number of handles, this one and those of reads in flight included.
     pub fn handles(&self) -> usize {
         Arc::strong_count(&self.shared)
     }
 
-    /// Where it is by now, for messages: the kernel knows the names of what is open, and waits for no disk to tell.
-    /// `None` without procfs.
+    /// The current path, for messages: the kernel knows the names of open files, and waits for no disk. `None` without
+    /// procfs.
     pub fn path(&self) -> Option<PathBuf> {
         std::fs::read_link(format!("/proc/self/fd/{}", self.as_fd().as_raw_fd())).ok()
     }
 
-    /// The device that operations on it wait for.
+    /// The device that operations on the file wait for.
     pub fn device(&self) -> Device {
         Device::number(self.shared.metadata.device)
     }
@@ -196,14 +196,14 @@ impl File {
         self.shared.access == ReadAccess::Waits
     }
 
-    /// Whether a read now writes the time of access, and so may wait for the file system.
+    /// Whether a read now updates the access time, and so may wait for the file system.
     #[inline]
     pub(crate) fn writes_access_time(&self) -> bool {
         let (time, wall) = (&self.shared.access_time, wall_anywhere());
         time.may_be_due(wall) && time.is_written(self.as_fd(), self.metadata().device, wall)
     }
 
-    /// It was read where that may block: the next read may be one that writes no time of access.
+    /// Notes a read that was allowed to block: it may have updated the access time, so that the next one does not.
     pub(crate) fn note_accessed(&self) {
         if self.writes_access_time()
             && let Ok(stat) = rustix::fs::fstat(self.as_fd())
@@ -212,8 +212,8 @@ impl File {
         }
     }
 
-    /// How much of what was read is the file's own, where that may block. A file that is cut off while it is read may
-    /// give zeros for what it has lost: the kernel clears pages that somebody is still copying from.
+    /// Number of bytes read that belong to the file; may block. If a file is truncated during a read, the read may
+    /// return zeros for the lost part: the kernel clears pages that are still being copied from.
     pub(crate) fn still_there(&self, offset: u64, count: usize) -> usize {
         if self.shared.access != ReadAccess::Local {
             return count;
@@ -240,8 +240,8 @@ impl File {
         }
     }
 
-    /// Tells the kernel, once, that the file will be read from one end to the other (`read_ahead`): it reads ahead
-    /// twice as far then. Small files are not worth the call.
+    /// Advises the kernel, once, that the file will be read sequentially (`read_ahead`), which doubles the read-ahead.
+    /// Small files are not worth the call.
     pub fn advise_sequential(&self) {
         let is_worth_it = self.metadata().size > SEQUENTIAL_MIN_BYTES && self.shared.access == ReadAccess::Local;
         if is_worth_it && !self.shared.was_advised.swap(true, Ordering::Relaxed) {
@@ -260,7 +260,7 @@ impl AsFd for File {
 impl Drop for Shared {
     fn drop(&mut self) {
         let descriptors = (self.descriptor.take(), self.direct.take());
-        // Not only loops: whoever closes the last one may have better to do than to wait for a device.
+        // On other threads too: the last handle may be dropped where waiting for a device is no good.
         if descriptors.0.is_some() && !on_a_pool_thread() && self.is_close_costly(&descriptors.0) {
             // Never refused: there are no more of these than descriptors.
             default_pool().dispose(Device::number(self.metadata.device), descriptors);

@@ -1,4 +1,4 @@
-//! Something that could not be done with a file: which call, on which path, and why.
+//! A failed file operation: the call, the path and the error.
 
 use std::error::Error;
 use std::fmt;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use gale_base::os_error::OsErrorText;
 
-/// Something that could not be done with a file. It is shown in nginx's words: `pwrite() "/tmp/1" failed (28: No space
-/// left on device)`. Clones are for several who have to be told.
+/// A failed file operation, displayed like nginx does: `pwrite() "/tmp/1" failed (28: No space left on device)`. Clones
+/// serve several recipients.
 #[derive(Clone, Debug)]
 pub struct FileError {
     call: &'static str,
@@ -19,17 +19,17 @@ pub struct FileError {
 }
 
 impl FileError {
-    /// The call, the path that it was given, and what it said.
+    /// From the call, its path and its error.
     pub fn new(call: &'static str, path: impl Into<Arc<Path>>, error: impl Into<io::Error>) -> Self {
         FileError { call, path: path.into(), to: None, error: Arc::new(error.into()) }
     }
 
-    /// The same of a call with two paths.
+    /// Adds the second path of the call.
     pub fn with_target(self, to: impl Into<Arc<Path>>) -> Self {
         FileError { to: Some(to.into()), ..self }
     }
 
-    /// What the system, or the pool, said.
+    /// The error of the system or the pool.
     pub fn error(&self) -> &io::Error {
         &self.error
     }
@@ -39,7 +39,7 @@ impl FileError {
         &self.path
     }
 
-    /// Whether there is no room: the disk is full (ENOSPC), or somebody's quota is used up (EDQUOT).
+    /// Whether there is no room: the disk is full (ENOSPC), or a quota is used up (EDQUOT).
     pub fn is_out_of_space(&self) -> bool {
         matches!(self.error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
     }

@@ -1,6 +1,6 @@
-//! A read of a file that a driver does while the loop goes on: what it is, and how its result reaches whoever waits.
+//! A file read that a driver does while the loop goes on, and the future of its result.
 //!
-//! The driver owns the memory until the read is done, also when nobody waits any more. Any thread may wait.
+//! The driver owns the memory until the read has ended, even if the future was dropped. Any thread may wait.
 
 use std::future::Future;
 use std::mem;
@@ -16,26 +16,26 @@ use crate::files::File;
 use crate::files::page_cache::InFlight;
 use crate::memory::read_memory::ReadMemory;
 
-/// What is to be read.
+/// A read to be done.
 pub(crate) struct FileRead {
     pub file: File,
-    /// By its descriptor that goes past the page cache, which has been opened.
+    /// Use the `O_DIRECT` descriptor, which has been opened.
     pub is_direct: bool,
     pub memory: ReadMemory,
     /// The part of the memory that is read into.
     pub into: Range<usize>,
     pub offset: u64,
-    /// The device has it to do until the read is done, whoever waits.
+    /// Counts the read on its device until it has ended, even if its waiter has left.
     pub in_flight: Option<InFlight>,
 }
 
-/// The memory and how many bytes came; no memory when the driver could not give it back.
+/// The memory and the number of bytes read; empty memory if the driver could not return it.
 type Outcome = (ReadMemory, Result<usize, Errno>);
 
-/// For whoever waits.
+/// The waiter's end.
 pub(crate) struct FileReading(Arc<Mutex<State>>);
 
-/// For the driver. Dropped without a result, it says that the read was broken off.
+/// The driver's end. Dropped without a result, it reports that the read was cancelled.
 pub(crate) struct FileReadEnd(Arc<Mutex<State>>);
 
 enum State {
@@ -44,7 +44,7 @@ enum State {
     Taken,
 }
 
-/// Both ends of a read.
+/// The two ends of a new read.
 pub(crate) fn file_reading() -> (FileReading, FileReadEnd) {
     let state = Arc::new(Mutex::new(State::Waiting(None)));
     (FileReading(Arc::clone(&state)), FileReadEnd(state))

@@ -1,4 +1,4 @@
-//! The file system that a thread sees: the kernel's, or a simulated world's. The only place that asks which.
+//! The file system of a thread: the kernel's, or a simulated world's. No other code distinguishes the two.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,35 +19,35 @@ pub(super) trait FileSystem {
     /// Opens a file where the caller may block.
     fn open_blocking(&self, path: &Path, flags: OpenFlags) -> io::Result<File>;
 
-    /// Opens a file if that cannot wait; else the error is the device that a pool will wait for.
+    /// Opens a file if that cannot wait; the error is the device that a pool will wait for.
     fn attempt_open(&self, path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device>;
 
-    /// Looks at what a path names, following links, where the caller may block.
+    /// Metadata of a path, following links; may block.
     fn stat_blocking(&self, path: &Path) -> io::Result<FileMetadata>;
 
     /// As [`FileSystem::attempt_open`].
     fn attempt_stat(&self, path: &Path) -> Result<io::Result<FileMetadata>, Device>;
 
-    /// The path without symbolic links that a path leads to, if that cannot wait; `None` = not without waiting.
+    /// The path without symbolic links, if that cannot wait; `None` = not without waiting.
     fn try_real_path(&self, path: &Path) -> Option<io::Result<PathBuf>>;
 
-    /// Whether paths on which links are checked can be opened without waiting.
+    /// Whether opens with checked links can be done without waiting.
     fn can_check_links(&self) -> bool;
 
-    /// Takes a file that was opened otherwise. May block.
+    /// Adopts a file that was opened otherwise. May block.
     fn adopt(&self, descriptor: OwnedFd) -> io::Result<File>;
 
-    /// Whether files of this device are read without a thread that waits, as far as is known.
+    /// Whether the ring can read files of this device without a kernel thread that waits, as far as is known.
     fn reads_asynchronously(&self, device: u64) -> bool;
 
-    /// Writes the beginning of these pieces at least, where the caller may block.
+    /// Writes pieces, perhaps only the first bytes of them; may block.
     fn write(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno>;
 
-    /// What is known of what is in memory.
+    /// Facts about pages in memory.
     fn page_cache(&self) -> &Arc<PageCache>;
 }
 
-/// Calls `f` with the file system of the loop that runs on this thread; the kernel's on other threads.
+/// Calls `f` with the file system of this thread's loop; the kernel's on other threads.
 #[inline]
 pub(super) fn file_system<R>(f: impl FnOnce(&dyn FileSystem) -> R) -> R {
     match World::current() {
@@ -56,10 +56,10 @@ pub(super) fn file_system<R>(f: impl FnOnce(&dyn FileSystem) -> R) -> R {
     }
 }
 
-/// The kernel's.
+/// The kernel's file system.
 struct Kernel;
 
-/// What all loops of the process know together.
+/// Facts that all loops of the process share.
 pub(super) static PAGE_CACHE: LazyLock<Arc<PageCache>> = LazyLock::new(PageCache::new);
 
 impl FileSystem for Kernel {
@@ -106,7 +106,7 @@ impl FileSystem for Kernel {
     }
 }
 
-/// Links are checked on real paths, by walking along them. Files that are written are real ones, too.
+/// Link checks and files that are written use the real file system.
 impl FileSystem for World {
     fn open_blocking(&self, path: &Path, flags: OpenFlags) -> io::Result<File> {
         if flags.writes() {
@@ -142,7 +142,7 @@ impl FileSystem for World {
         Ok(File::with_hash(descriptor, metadata, ReadAccess::Simulated(faults), AccessTime::of_no_concern(), hash))
     }
 
-    /// All are: where the loop has a ring, that reads them.
+    /// True for all: a loop with a ring reads with it.
     fn reads_asynchronously(&self, _device: u64) -> bool {
         true
     }

@@ -1,7 +1,8 @@
-//! A file that is read while it is written: its readers, at offsets of their own, wait for what is to come.
+//! A file that is read while it is written: its readers have offsets of their own and wait for new data.
 //!
-//! What was just written is read from the page cache on the loop. The file is this process's own, so that its times of
-//! access are of no concern, and it changes all the time, so that reads of it are not shared. What is not in memory any
+//! Recently written data is read from the page cache on the loop. The file belongs to this process, so access times do
+//! not matter, and it changes all the time, so reads are not shared. Data that is not in memory any more is read by a
+//! pool. Handles and readers may move to other loops.
 //! more is read by a thread. Handles and readers may go to other loops.
 
 use std::fmt;
@@ -20,28 +21,28 @@ use crate::pool::PoolTask;
 use crate::stall::usage::watch_waiting;
 use crate::sync::waiters::Ticket;
 
-/// How the growth of a file has ended.
+/// The end of a file's growth.
 #[derive(Clone, Debug)]
 pub enum GrowingEnd {
-    /// All of it is there.
+    /// The file is complete.
     Complete,
-    /// Its source broke off: there is no more of it anywhere.
+    /// The source failed: the rest exists nowhere.
     Failed,
-    /// It is not written on, but its source may have the rest: for this error, or because nobody wants it stored any
-    /// more.
+    /// Writing has stopped, but the source may have the rest: because of this error, or because the file is not wanted
+    /// any more.
     NoLongerStored(Option<FileError>),
 }
 
-/// What a reader of a growing file gets.
+/// The result of a read from a growing file.
 #[derive(Clone, Debug)]
 pub enum Grown {
-    /// Bytes that follow what it has read; at least one.
+    /// Bytes that follow those read so far; at least one.
     Piece(Bytes),
-    /// It has read all that was written, and no more is.
+    /// Everything that was written has been read, and no more will be written.
     Ended(GrowingEnd),
 }
 
-/// A file that somebody writes. Clones are the same file.
+/// A file that is being written. Clones are the same file.
 #[derive(Clone)]
 pub struct GrowingFile {
     growing: Arc<Growing>,
@@ -52,22 +53,22 @@ impl GrowingFile {
         GrowingFile { growing: Arc::clone(growing) }
     }
 
-    /// How many bytes can be read by now.
+    /// Number of bytes that can be read.
     pub fn written(&self) -> u64 {
         self.growing.growth().written
     }
 
-    /// How it has ended; `None` while it grows.
+    /// The end of its growth; `None` while it grows.
     pub fn end(&self) -> Option<GrowingEnd> {
         self.growing.growth().end
     }
 
-    /// The file. What it knows of itself, as its size, is what was known before anything was written.
+    /// The file. Its metadata is from before the first write.
     pub fn file(&self) -> &File {
         &self.growing.file
     }
 
-    /// Reads it from `offset` on, which may lie beyond what is written by now.
+    /// A reader from `offset` on, which may be beyond the bytes written so far.
     pub fn read_from(&self, offset: u64) -> GrowingReader {
         GrowingReader { growing: Arc::clone(&self.growing), offset, ticket: None, read: None }
     }
@@ -80,13 +81,13 @@ impl fmt::Debug for GrowingFile {
     }
 }
 
-/// Reads a file that somebody writes. It may be given to another loop before its first read, and in between.
+/// A reader of a file that is being written. It may move to another loop before and between reads.
 pub struct GrowingReader {
     growing: Arc<Growing>,
     offset: u64,
-    /// Its place among those who wait for the file to grow.
+    /// Its place among the readers that wait for growth.
     ticket: Option<Ticket>,
-    /// A read by a thread.
+    /// A read in a pool.
     read: Option<PoolRead>,
 }
 
@@ -96,16 +97,15 @@ struct PoolRead {
 }
 
 impl GrowingReader {
-    /// How far it has read.
+    /// Offset of the next byte to read.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Reads on: at most `length` bytes of what is written, fewer when the rest is not in memory. Waits for more if
-    /// there is none. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard limit of leases; each leaves the reader
-    /// where it is.
+    /// Reads at most `length` bytes of those written, fewer when the rest is not in memory. Waits for more if there are
+    /// none. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard limit of leases; none of them moves the reader.
     ///
-    /// `length` must not be 0. When a thread reads, it is what was asked for first that comes.
+    /// `length` must not be 0. If a read in a pool is pending, the result is for the length that started it.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, length: usize) -> Poll<Result<Grown, FileError>> {
         assert!(length > 0, "nothing is asked for");
         loop {
@@ -144,7 +144,7 @@ impl GrowingReader {
         poll_fn(|cx| self.poll_read(cx, length)).await
     }
 
-    /// Waits until there is more than was read, or no more to come.
+    /// Waits until there are unread bytes, or no more will come.
     fn poll_growth(&mut self, cx: &mut Context<'_>) -> Poll<Growth> {
         let ticket = self.ticket.take();
         let waiting = self.growing.wait_beyond(self.offset, |readers| {
@@ -155,12 +155,12 @@ impl GrowingReader {
             }
         });
         match waiting {
-            // The waker that was displaced is dropped here, without the lock.
+            // The displaced waker is dropped here, without the lock.
             Ok((ticket, _displaced)) => {
                 self.ticket = Some(ticket);
                 Poll::Pending
             }
-            // Whatever made it so has taken the ticket, too.
+            // The growth or end has taken the ticket too.
             Err(growth) => Poll::Ready(growth),
         }
     }
@@ -176,11 +176,11 @@ impl GrowingReader {
         })
     }
 
-    /// What was read, of which there is something: it has been written.
+    /// Takes the result of a read. It cannot be empty, since its bytes had been written.
     fn take(&mut self, read: io::Result<Bytes>) -> Result<Grown, FileError> {
         let failed = |error| FileError::new("pread", Arc::clone(&self.growing.path), error);
         match read {
-            // Somebody has cut it off.
+            // The file was truncated by another process.
             Ok(bytes) if bytes.is_empty() => Err(failed(io::ErrorKind::UnexpectedEof.into())),
             Ok(bytes) => {
                 self.offset += bytes.len() as u64;

@@ -1,9 +1,9 @@
-//! Files whose paths may not pass symbolic links, or only such as belong to whom their targets belong to.
+//! Files whose paths may contain no symbolic links, or only links with the same owner as their target.
 //!
-//! No name is trusted twice: what was looked at is what is opened, also when somebody exchanges names meanwhile. Where
-//! no link may be passed the kernel sees to that itself (`RESOLVE_NO_SYMLINKS`). Where owners decide, the path is
-//! walked along in a pool, part by part: a link is held open by a descriptor of its own, its text is read from there,
-//! and the owner of what that leads to is the owner of what was opened.
+//! No name is resolved twice: the file that was checked is the one that is opened, even if names are exchanged
+//! meanwhile. If no link is allowed, the kernel checks that itself (`RESOLVE_NO_SYMLINKS`). If owners decide, a pool
+//! walks the path part by part: it opens each link itself, reads the target from that descriptor, and compares the
+//! link's owner with that of the file it has opened.
 
 use std::ffi::OsStr;
 use std::io;
@@ -19,7 +19,7 @@ use super::open::check_nothing_waits;
 use super::{File, FileMetadata, OpenFlags, likely_device};
 use crate::pool::default_pool;
 
-/// Which symbolic links are refused (ELOOP).
+/// Symbolic links that are refused (ELOOP).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RefusedLinks {
     /// All of them.
@@ -28,12 +28,12 @@ pub enum RefusedLinks {
     Foreign,
 }
 
-/// A check of the links on a path.
+/// Options of a link check on a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinkCheck {
-    /// What is refused.
+    /// The links to refuse.
     pub refused: RefusedLinks,
-    /// So many bytes of the path, which end before a slash, are not checked.
+    /// Length of the prefix that is not checked; it ends before a slash.
     pub from: usize,
 }
 
@@ -43,22 +43,22 @@ pub fn try_open_checked(path: &Path, flags: OpenFlags, check: LinkCheck) -> Opti
     Some(opened.map_err(io::Error::from).and_then(|descriptor| File::inspect_local(descriptor, false)))
 }
 
-/// Opens a path on which there is no link if the kernel can do it from memory; `None` = not without waiting.
+/// Opens a path without links if the kernel can do it from memory; `None` = not without waiting.
 fn try_open_without_links(path: &Path, flags: OFlags, check: LinkCheck) -> Option<Result<OwnedFd, Errno>> {
     if !file_system(|file_system| file_system.can_check_links()) {
         return None;
     }
     check_nothing_waits(path, false).ok()?;
     match open_without_links(path, flags, check, ResolveFlags::CACHED) {
-        // There is a link: whose, is found out in a pool.
+        // There is a link: a pool finds out its owner.
         Err(Errno::LOOP) if check.refused == RefusedLinks::Foreign => None,
         Err(Errno::AGAIN | Errno::INTR) => None,
         opened => Some(opened),
     }
 }
 
-/// Opens a file, in the pool `default` if that cannot be done at once. Errors: open(2)'s, ELOOP for a link that is
-/// refused, and the pool's.
+/// Opens a file, in the pool `default` if that cannot be done at once. Errors: open(2)'s, ELOOP for a refused link, and
+/// the pool's.
 pub async fn open_checked(path: &Path, flags: OpenFlags, check: LinkCheck) -> io::Result<File> {
     if let Some(opened) = try_open_checked(path, flags, check) {
         return opened;
@@ -79,7 +79,7 @@ pub fn try_stat_checked(path: &Path, check: LinkCheck) -> Option<io::Result<File
     Some(opened.map_err(io::Error::from).and_then(|descriptor| stat_of(&descriptor)))
 }
 
-/// Looks at what a path names. Errors: as [`open_checked`].
+/// Metadata of a path. Errors: as [`open_checked`].
 pub async fn stat_checked(path: &Path, check: LinkCheck) -> io::Result<FileMetadata> {
     if let Some(found) = try_stat_checked(path, check) {
         return found;
@@ -93,7 +93,7 @@ fn stat_of(descriptor: &OwnedFd) -> io::Result<FileMetadata> {
     Ok(FileMetadata::from_kernel(&rustix::fs::fstat(descriptor)?))
 }
 
-/// Opens a path on which there is no link; the error of one that has some is LOOP.
+/// Opens a path without links; LOOP if it contains one.
 fn open_without_links(path: &Path, flags: OFlags, check: LinkCheck, more: ResolveFlags) -> Result<OwnedFd, Errno> {
     let (trusted, rest) = split(path, check.from);
     let resolve = ResolveFlags::NO_SYMLINKS | more;
@@ -106,7 +106,7 @@ fn open_without_links(path: &Path, flags: OFlags, check: LinkCheck, more: Resolv
 
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The part that is not checked, and what follows it, relative to it.
+/// Splits a path into the prefix that is not checked and the rest relative to it.
 fn split(path: &Path, from: usize) -> (&Path, &Path) {
     let (trusted, rest) = path.as_os_str().as_bytes().split_at_checked(from).unwrap_or((b"", b""));
     let slashes = rest.iter().take_while(|&&byte| byte == b'/').count();
@@ -137,7 +137,7 @@ fn walk(path: &Path, flags: OFlags, check: LinkCheck) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(directory, ".", flags, Mode::empty())?)
 }
 
-/// Opens one name in a directory, or what the link of that name leads to, if it may.
+/// Opens one name in a directory, or the target of a link if that is allowed.
 fn step(directory: &impl AsFd, name: &[u8], flags: OFlags, refused: RefusedLinks) -> io::Result<OwnedFd> {
     let seen = rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&seen)?;
@@ -145,7 +145,7 @@ fn step(directory: &impl AsFd, name: &[u8], flags: OFlags, refused: RefusedLinks
         if flags.contains(OFlags::PATH) && !flags.contains(OFlags::DIRECTORY) {
             return Ok(seen);
         }
-        // Exchanged for a link meanwhile, it is refused by the kernel.
+        // If it was exchanged for a link meanwhile, the kernel refuses it.
         return Ok(rustix::fs::openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
     }
     if refused == RefusedLinks::All {
@@ -178,7 +178,7 @@ mod tests {
             Directory(scratch)
         }
 
-        /// The size of what `open` and `stat` find, or the error number; all ways agree.
+        /// The size that `open` and `stat` find, or the error number; all ways must agree.
         fn look(&self, name: &str, refused: RefusedLinks, from: usize) -> Result<u64, i32> {
             let (path, check) = (self.0.path().join(name), LinkCheck { refused, from });
             let size = |found: io::Result<File>| found.map(|file| file.metadata().size);

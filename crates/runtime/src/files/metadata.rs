@@ -1,10 +1,10 @@
-//! What is known of a file without opening it.
+//! File metadata from stat(2).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FileType, Stat};
 
-/// What a path names.
+/// The type of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileKind {
     /// A regular file.
@@ -15,40 +15,40 @@ pub enum FileKind {
     Other,
 }
 
-/// What is known of a file without opening it.
+/// Metadata of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileMetadata {
-    /// What it is.
+    /// The file type.
     pub kind: FileKind,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Last change of its content, seconds since the epoch.
+    /// Last change of the content (`mtime`), seconds since the epoch.
     pub modified_seconds: i64,
-    /// And nanoseconds.
+    /// Nanoseconds of `modified_seconds`.
     pub modified_nanos: u32,
-    /// Last change of its content or of anything else that is known of it.
+    /// Last change of the content or the metadata (`ctime`), seconds since the epoch.
     pub changed_seconds: i64,
-    /// And nanoseconds.
+    /// Nanoseconds of `changed_seconds`.
     pub changed_nanos: u32,
-    /// The device that it lies on.
+    /// The device that it lies on (`st_dev`).
     pub device: u64,
-    /// Its number there.
+    /// The inode number.
     pub inode: u64,
     /// Type and permission bits as in `st_mode`.
     pub mode: u32,
     /// The owner's user id.
     pub owner: u32,
-    /// How many names it has.
+    /// Number of hard links.
     pub links: u64,
 }
 
 impl FileMetadata {
-    /// Last change of its content.
+    /// Last change of the content.
     pub fn modified(&self) -> SystemTime {
         time(self.modified_seconds, self.modified_nanos)
     }
 
-    /// Last change of its content or of anything else that is known of it; unlike the other one nobody can set it.
+    /// Last change of the content or the metadata; programs cannot set it.
     pub fn changed(&self) -> SystemTime {
         time(self.changed_seconds, self.changed_nanos)
     }
@@ -85,7 +85,7 @@ impl FileMetadata {
     }
 }
 
-/// Seconds and nanoseconds since the epoch.
+/// A time from seconds and nanoseconds since the epoch.
 fn time(seconds: i64, nanos: u32) -> SystemTime {
     let nanos = Duration::from_nanos(nanos.into());
     match u64::try_from(seconds) {

@@ -1,6 +1,6 @@
-//! Files: opened, looked at and read without blocking the loop.
+//! Files: opened, inspected and read without blocking the loop.
 //!
-//! Everything is tried where it cannot wait and else done in a thread pool, which returns the result itself:
+//! Every operation is tried where it cannot wait; otherwise a thread pool does it and returns the result:
 //!
 //! | | first | else |
 //! |---|---|---|
@@ -10,16 +10,16 @@
 //! | last close of a file that was unlinked or written | pool | |
 //! | write, change of a name or directory | pool | |
 //!
-//! Even a read that is refused may wait, when the device is busy (`page_cache/device.rs`): then the kernel is asked
-//! first what is in memory, if need be by a process of its own (`page_cache/helper.rs`). Reads that write the file's
-//! time of access are the pool's: with `relatime` the first after a change, and one a day (`access_time.rs`). A piece
+//! Even a read that is refused may wait when the device is busy (`page_cache/device.rs`): then the kernel is first
+//! asked which pages are in memory, if necessary by a helper process (`page_cache/helper.rs`). Reads that update the
+//! file's access time go to a pool: with `relatime` the first after a change, and one a day (`access_time.rs`). A piece
 //! that several clients want is read once for all of them (`shared_reads.rs`).
 //!
-//! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular
-//! file that is leased out.) Where `openat2` is missing (old kernels, seccomp) the pool does it all. What goes to a
-//! pool says which device it will wait for, so that one that hangs does not take the pool from the others.
+//! Opens are `O_NONBLOCK`, so a FIFO or a device never blocks. (Only a pool thread waits for a regular file with a
+//! lease.) Without `openat2` (old kernels, seccomp) the pool does everything. Each pool task names the device that it
+//! will wait for, so one that hangs does not keep the pool from the others.
 //!
-//! A file is written by its [`Writer`], and read meanwhile as a [`GrowingFile`].
+//! A [`Writer`] writes a file, which may meanwhile be read as a [`GrowingFile`].
 
 mod access_time;
 pub(crate) mod counters;

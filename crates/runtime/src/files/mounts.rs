@@ -1,15 +1,15 @@
-//! What file systems are like: in memory, on disks of our own, or such that an open, a stat or a read may wait for
-//! another machine or process, whatever the kernel has cached (FUSE, NFS and the like). Known by device.
+//! Properties of file systems by device: in memory, on local disks, or such that an open, a stat or a read may wait for
+//! another machine or process, even if the kernel has everything cached (FUSE, NFS and the like).
 //!
-//! Mount points cannot be told from paths without walking them, so: while the mount table names no file system that
-//! waits, which is the common case, nothing needs to be asked; otherwise a path is resolved first (from the kernel's
-//! cache) and its device looked up here. The table is read again, off the loop, when a few seconds have passed.
+//! The mount point of a path cannot be known without walking the path. While the mount table has no file system that
+//! waits, the common case, that does not matter; otherwise a path is resolved first (from the kernel's cache) and its
+//! device looked up here. The table is read again every few seconds, off the loop.
 //!
-//! For the pools' fairness a guess is enough: the device that is mounted where the path, as it is written, begins.
-//! Where it is wrong (behind a symbolic link, after a mount a moment ago) a task stands in another device's queue. Of
-//! directories for which that matters [`note_directory`] is told what they lie on.
+//! For the fairness of pools a guess is enough: the device mounted where the path's text begins. If it is wrong (behind
+//! a symbolic link, right after a mount) a task stands in another device's queue. [`note_directory`] corrects it for
+//! directories where that matters.
 //!
-//! Devices are numbered as files are (`st_dev`): btrfs gives each subvolume a number that the table does not name.
+//! Device numbers are those of files (`st_dev`): btrfs gives each subvolume a number that is not in the table.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -28,23 +28,23 @@ use rustix::time::{ClockId, clock_gettime};
 use super::FileMetadata;
 use super::open::resolve_cached;
 
-/// What an operation on a file may wait for.
+/// The storage of a file system, for which an operation may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// Nothing: there is no storage behind it.
+    /// None: there is no storage behind it.
     Memory,
-    /// The storage of this machine. Whatever the table below does not name.
+    /// Storage of this machine. Also the default for types not in the table below.
     Local,
-    /// The same, and the kernel reads from it without a thread that waits (`FMODE_BUF_RASYNC`).
+    /// As `Local`, and a ring reads from it without a kernel thread that waits (`FMODE_BUF_RASYNC`).
     Asynchronous,
     /// Another machine or a user process.
     Remote,
-    /// What its layers wait for. They may lie on anything mounted here, so it counts as remote while something remote
-    /// is.
+    /// That of its layers. They may lie on anything mounted here, so it counts as remote while something remote is
+    /// mounted.
     Layered,
 }
 
-/// Which reads of a file write down when it was read.
+/// The reads that update a file's access time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AccessTimes {
     /// None, or not on a disk, or not at once.
@@ -55,8 +55,8 @@ pub(crate) enum AccessTimes {
     Always,
 }
 
-/// File systems by type (proc(5), mountinfo) and magic number (statfs(2)); the latter is for devices that the mount
-/// table does not name. A type with a subtype, as `fuse.sshfs`, counts by what precedes the dot. (autofs, which every
+/// File systems by type (proc(5), mountinfo) and magic number (statfs(2)); the number is for devices that are not in
+/// the mount table. A type with a subtype, as `fuse.sshfs`, counts by the part before the dot. (autofs, which every
 /// systemd mounts somewhere, holds no files; walking through it is not answered from the cache.)
 const FILE_SYSTEMS: [(&str, u64, Kind); 28] = [
     ("tmpfs", 0x0102_1994, Kind::Memory),
@@ -91,24 +91,24 @@ const FILE_SYSTEMS: [(&str, u64, Kind); 28] = [
     ("afs", 0x6b41_4653, Kind::Remote),
 ];
 
-/// File systems that keep times in memory with `lazytime` (mount(8)). Not all do: btrfs takes the option, and begins a
-/// transaction all the same.
+/// File systems that keep times in memory with `lazytime` (mount(8)). Not all do: btrfs accepts the option and begins a
+/// transaction nevertheless.
 const LAZY: [&str; 2] = ["ext4", "xfs"];
 
-/// How old the picture of the mount table may get.
+/// Age at which the mount table is read again.
 const REFRESH_SECONDS: u64 = 5;
 
 static ANY_WAITING: AtomicBool = AtomicBool::new(false);
 static ANY_STRICT: AtomicBool = AtomicBool::new(false);
 static READ_AT_SECONDS: AtomicU64 = AtomicU64::new(0);
 static DEVICES: RwLock<Option<HashMap<u64, Kind>>> = RwLock::new(None);
-/// By mount id: a device may be mounted at several places in several ways.
+/// By mount id: a device may have several mounts with different options.
 static ACCESS_TIMES: RwLock<Option<HashMap<u64, AccessTimes>>> = RwLock::new(None);
-/// What is mounted, by device: its source, and where.
+/// Source and mount point by device.
 static NAMES: RwLock<Option<HashMap<u64, Mounted>>> = RwLock::new(None);
 /// Devices by mount point.
 static POINTS: RwLock<Option<PrefixTree<u64>>> = RwLock::new(None);
-/// Devices by directory, of those that were looked at. As many as a program notes.
+/// Devices by noted directory.
 static DIRECTORIES: Mutex<BTreeMap<Vec<u8>, u64>> = Mutex::new(BTreeMap::new());
 
 /// Whether a file system that waits for others is mounted.
@@ -116,18 +116,18 @@ pub(crate) fn any_waiting() -> bool {
     ANY_WAITING.load(Ordering::Relaxed)
 }
 
-/// Whether the files of this device may wait for others; `None` = not known yet.
+/// Whether files of this device may wait for others; `None` = unknown.
 pub(crate) fn may_wait(device: u64) -> Option<bool> {
     kind(device).map(waits)
 }
 
-/// Whether the files of this device are known to be nowhere but in memory.
+/// Whether files of this device are known to exist only in memory.
 pub(crate) fn lies_in_memory(device: u64) -> bool {
     kind(device) == Some(Kind::Memory)
 }
 
-/// Which reads write a file's time of access, where that may wait for a disk of this machine: on this mount (`mnt_id`
-/// of statx(2)), or as far as the device tells. Where nothing is known, as most mounts do.
+/// The reads that update a file's access time where that may wait for a local disk: by the mount (`mnt_id` of
+/// statx(2)), or else by the device. If both are unknown, `relatime`, as on most mounts.
 pub(crate) fn access_times(mount: Option<u64>, device: u64) -> AccessTimes {
     let by_mount = |mount| ACCESS_TIMES.read().as_ref()?.get(&mount).copied();
     if let Some(known) = mount.and_then(by_mount) {
@@ -137,34 +137,35 @@ pub(crate) fn access_times(mount: Option<u64>, device: u64) -> AccessTimes {
     if is_elsewhere { AccessTimes::Never } else { AccessTimes::Relative }
 }
 
-/// What lies on no disk has an anonymous device, with 0 for a major number; so has btrfs, which may lie on several.
+/// Whether it lies on a disk. Other file systems have an anonymous device, with major number 0; so has btrfs, which may
+/// span several disks.
 fn is_of_disk(kind: Kind, device: u64) -> bool {
     kind == Kind::Asynchronous || kind == Kind::Local && rustix::fs::major(device) != 0
 }
 
-/// Whether the kernel is known to read from this device without a thread that waits.
+/// Whether a ring is known to read from this device without a kernel thread that waits.
 pub(crate) fn reads_asynchronously(device: u64) -> bool {
     kind(device) == Some(Kind::Asynchronous)
 }
 
-/// Whether there is a disk that is mounted `strictatime`.
+/// Whether a disk is mounted with `strictatime`.
 pub(crate) fn any_strict() -> bool {
     ANY_STRICT.load(Ordering::Relaxed)
 }
 
-/// The device that a path most likely leads to, as far as its text tells.
+/// The device of a path, as far as its text tells.
 pub(crate) fn device_of_path(path: &Path) -> Option<u64> {
     device_below(POINTS.read().as_ref()?, path.as_os_str().as_bytes())
 }
 
 fn device_below(points: &PrefixTree<u64>, path: &[u8]) -> Option<u64> {
-    // `/mnt` is no parent of `/mnt2`; the root has its slash itself.
+    // `/mnt` is no parent of `/mnt2`; the root ends with its own slash.
     let is_parent = |length: usize| length == path.len() || path[length] == b'/' || path[..length].ends_with(b"/");
     points.prefixes(path).find(|&(_, length)| is_parent(length)).map(|(&device, _)| device)
 }
 
-/// Notes which device the files of a directory lie on, as one that is open there tells: what the text of a path does
-/// not say where it leads through a symbolic link or into a subvolume. It holds until it is noted again.
+/// Notes the device of the files in a directory, taken from an open file there: the text of a path does not tell if it
+/// leads through a symbolic link or into a subvolume. It is valid until it is noted again.
 ///
 /// # Errors
 /// fstat(2)'s.
@@ -179,7 +180,7 @@ pub fn note_directory(path: &Path, file: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// What the mount table calls a device, and the first place where it is mounted.
+/// Source and first mount point of a device in the mount table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mounted {
     /// Its source: `/dev/sda1`.
@@ -188,21 +189,21 @@ pub struct Mounted {
     pub point: Arc<str>,
 }
 
-/// What the mount table says of a device.
+/// The mount table's entry of a device.
 pub(crate) fn name_of(device: u64) -> Option<Mounted> {
     NAMES.read().as_ref()?.get(&device).cloned()
 }
 
-/// Asks the file system itself whether its files may wait for others, which may block, and remembers the answer.
+/// Asks the file system whether its files may wait for others, which may block, and remembers the answer.
 pub(crate) fn classify(device: u64, file: BorrowedFd<'_>) -> bool {
     if let Some(known) = may_wait(device) {
         return known;
     }
-    // Where the answer is refused, waiting is assumed.
+    // If the answer is refused, waiting is assumed.
     let kind = rustix::fs::fstatfs(file).map_or(Kind::Remote, |fs| kind_by_magic(fs.f_type as u64 & 0xffff_ffff));
     DEVICES.write().get_or_insert_default().insert(device, kind);
     if kind == Kind::Remote {
-        // Mounted since the table was read: from now on every path is looked at before it is opened on a loop.
+        // Mounted since the table was read: from now on every path is checked before it is opened on a loop.
         ANY_WAITING.store(true, Ordering::Relaxed);
     }
     waits(kind)
@@ -229,10 +230,10 @@ pub(crate) fn refresh_due() -> bool {
 pub(crate) fn refresh() {
     let table = std::fs::read_to_string("/proc/self/mountinfo");
     if table.is_err() && POINTS.read().is_some() {
-        // No free descriptor at this moment, say: what is known stays.
+        // A temporary failure, such as no free descriptor: the known state remains.
         return;
     }
-    // Without /proc every device is asked by `classify` when something is opened in the pool.
+    // Without /proc, `classify` asks for every device when a pool opens a file.
     let table = table.ok();
     let mut mounts: Vec<Mount> = table.iter().flat_map(|table| table.lines().filter_map(mount_of)).collect();
     for mount in &mut mounts {
@@ -240,16 +241,16 @@ pub(crate) fn refresh() {
     }
     let mut points = PrefixTree::new();
     for mount in &mounts {
-        // Of several at one place the last one hides the others.
+        // Of several mounts at one place the last one hides the others.
         points.insert(&mount.point, mount.device);
     }
     {
-        // Together: a directory may be noted meanwhile.
+        // Under one lock: a directory may be noted meanwhile.
         let directories = DIRECTORIES.lock();
         directories.iter().for_each(|(path, &device)| _ = points.insert(path, device));
         *POINTS.write() = Some(points);
     }
-    // Of several places of one device the first.
+    // Of several mounts of one device the first.
     let text = |bytes: &[u8]| Arc::from(&*String::from_utf8_lossy(bytes));
     let names = mounts
         .iter()
@@ -274,8 +275,8 @@ struct Mount {
     access_times: AccessTimes,
 }
 
-/// The number of the files at a mount point, where that may be another than the table's. `None` if that is not known
-/// without waiting, or another mount hides this one.
+/// The device number of files at a mount point, where it may differ from the table's. `None` if that is unknown without
+/// waiting, or another mount hides this one.
 fn device_of_files(mount: &Mount) -> Option<u64> {
     if rustix::fs::major(mount.device) != 0 || !matches!(mount.kind, Kind::Asynchronous | Kind::Layered) {
         return None;
@@ -309,7 +310,7 @@ fn mount_of(line: &str) -> Option<Mount> {
     Some(Mount { id, device, source: source_name, point, kind, access_times })
 }
 
-/// Blanks and the like stand as `\040` in the mount table (proc(5)).
+/// Decodes escapes: blanks and the like are `\040` in the mount table (proc(5)).
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -390,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_was_looked_at_lies_where_its_files_do() {
-        // In a subvolume it looks the same: the path is below a mount point with another number.
+        // As in a subvolume: the path is below a mount point with another number.
         let directory = std::env::temp_dir().join(format!("gale-noted-{}", std::process::id()));
         let elsewhere = std::fs::File::open("/proc/self/stat").unwrap();
         let there = FileMetadata::from_kernel(&rustix::fs::fstat(&elsewhere).unwrap()).device;

@@ -1,6 +1,6 @@
-//! Opening files and looking at what paths name, without blocking the loop.
+//! Opening files and inspecting paths, without blocking the loop.
 //!
-//! The kernel's cache of names answers (`openat2` with `RESOLVE_CACHED`), or a thread of a pool does it.
+//! The kernel answers from its cache of names (`openat2` with `RESOLVE_CACHED`), or a pool does it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,25 +17,25 @@ use crate::pool::{Device, ThreadPool, default_pool};
 /// `openat2` with `RESOLVE_CACHED` does not exist or is forbidden here.
 static OPENAT2_REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// How a file is opened. Always close-on-exec, non-blocking, and never as controlling terminal.
+/// Flags for opening a file. Always close-on-exec, non-blocking, and never as controlling terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenFlags {
     /// Open for writing.
     pub write: bool,
     /// Open for reading.
     pub read: bool,
-    /// Create it when missing, with these permissions (less the umask).
+    /// Create the file if it is missing, with these permissions (less the umask).
     pub create: Option<u32>,
-    /// With `create`: it must not exist yet (`O_EXCL`).
+    /// With `create`: fail if the file exists (`O_EXCL`).
     pub exclusive: bool,
-    /// Every write goes to the end (`O_APPEND`).
+    /// Write always at the end (`O_APPEND`).
     pub append: bool,
-    /// Empty it (`O_TRUNC`).
+    /// Truncate the file (`O_TRUNC`).
     pub truncate: bool,
     /// The last component must not be a symbolic link (`O_NOFOLLOW`).
     pub no_follow: bool,
-    /// Reads leave the file's time of access alone (`O_NOATIME`), where the kernel permits that: for files of our own.
-    /// Not where links are checked.
+    /// Reads do not update the file's access time (`O_NOATIME`), where the kernel permits that: on own files. Not with
+    /// link checks.
     pub no_access_time: bool,
 }
 
@@ -72,17 +72,17 @@ impl OpenFlags {
         Mode::from_raw_mode(self.create.unwrap_or(0))
     }
 
-    /// Whether the file may be changed through it.
+    /// Whether the file may be changed through the descriptor.
     pub(super) fn writes(self) -> bool {
         self.write || self.append || self.truncate || self.create.is_some()
     }
 
-    /// The same without what only owners of files may ask for.
+    /// These flags without those that only the owner may use.
     pub(super) fn without_privilege(self) -> OpenFlags {
         OpenFlags { no_access_time: false, ..self }
     }
 
-    /// The kernel does not create or truncate without walking the disk.
+    /// The kernel does not create or truncate without accessing the disk.
     fn may_be_answered_from_cache(self) -> bool {
         self.create.is_none() && !self.truncate
     }
@@ -104,7 +104,7 @@ pub async fn open_in(pool: &ThreadPool, path: &Path, flags: OpenFlags) -> io::Re
     }
 }
 
-/// Looks at what a path names, following links, in the pool `default` if that cannot be done at once.
+/// Metadata of a path, following links, in the pool `default` if that cannot be done at once.
 pub async fn stat(path: &Path) -> io::Result<FileMetadata> {
     match attempt_stat(path) {
         Ok(result) => result,
@@ -112,7 +112,7 @@ pub async fn stat(path: &Path) -> io::Result<FileMetadata> {
     }
 }
 
-/// Looks at what a path names, in the given pool if that cannot be done at once.
+/// Metadata of a path, following links, in the given pool if that cannot be done at once.
 pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata> {
     match attempt_stat(path) {
         Ok(result) => result,
@@ -120,8 +120,7 @@ pub async fn stat_in(pool: &ThreadPool, path: &Path) -> io::Result<FileMetadata>
     }
 }
 
-/// The path without symbolic links that a path leads to, if the kernel can tell from memory; `None` = not without
-/// waiting.
+/// The path without symbolic links, if the kernel can tell from memory; `None` = not without waiting.
 pub fn try_real_path(path: &Path) -> Option<io::Result<PathBuf>> {
     file_system(|file_system| file_system.try_real_path(path))
 }
@@ -129,7 +128,7 @@ pub fn try_real_path(path: &Path) -> Option<io::Result<PathBuf>> {
 pub(super) fn kernel_try_real_path(path: &Path) -> Option<io::Result<PathBuf>> {
     check_nothing_waits(path, false).ok()?;
     match resolve_cached(path, OFlags::PATH | OFlags::CLOEXEC)? {
-        // Where /proc is not mounted, a pool walks along the path.
+        // Without /proc a pool walks the path.
         Ok(descriptor) => std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).ok().map(Ok),
         Err(errno) => Some(Err(errno.into())),
     }
@@ -144,25 +143,26 @@ pub async fn real_path(path: &Path) -> io::Result<PathBuf> {
     default_pool().run_for(likely_device(path), move || std::fs::canonicalize(own)).await?
 }
 
-/// Opens a file where the caller may block: at start, in a helper, in a pool.
+/// Opens a file where the caller may block: at start, in a helper process, in a pool.
 pub fn open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
     file_system(|file_system| file_system.open_blocking(path, flags))
 }
 
 pub(super) fn kernel_open_blocking(path: &Path, flags: OpenFlags) -> io::Result<File> {
     let descriptor = kernel_open(path, flags)?;
-    // Not with the open itself: that fails for somebody else's file, and has created it all the same where owners are
+    // Set after the open: `O_NOATIME` fails for files of other users, after the open has created the file if owners are
     // changed.
     let kept = flags.kernel() & (OFlags::NONBLOCK | OFlags::APPEND) | OFlags::NOATIME;
     let no_access_time = flags.no_access_time && rustix::fs::fcntl_setfl(&descriptor, kept).is_ok();
     File::inspect_blocking(descriptor, no_access_time)
 }
 
-/// Opens a file, without what only owners may ask for.
+/// Opens a file without flags that only the owner may use.
 pub(super) fn kernel_open(path: &Path, flags: OpenFlags) -> Result<OwnedFd, Errno> {
     let flags = flags.without_privilege();
     match rustix::fs::openat(CWD, path, flags.kernel(), flags.mode()) {
-        // Somebody holds a lease on it (fcntl(2)), and the kernel has asked for its return: that is worth waiting for.
+        // Another process holds a lease on it (fcntl(2)) that the kernel has asked it to release: that is worth waiting
+        // for.
         Err(Errno::AGAIN) if is_regular(path) => {
             rustix::fs::openat(CWD, path, flags.kernel() - OFlags::NONBLOCK, flags.mode())
         }
@@ -180,12 +180,12 @@ pub fn try_open(path: &Path, flags: OpenFlags) -> Option<io::Result<File>> {
     attempt_open(path, flags).ok()
 }
 
-/// Looks at what a path names, following links, if the kernel can do it from memory; `None` = not without waiting.
+/// Metadata of a path, following links, if the kernel can tell from memory; `None` = not without waiting.
 pub fn try_stat(path: &Path) -> Option<io::Result<FileMetadata>> {
     attempt_stat(path).ok()
 }
 
-/// Opens a file if that cannot wait; else the error is the device that a pool will wait for.
+/// Opens a file if that cannot wait; the error is the device that a pool will wait for.
 fn attempt_open(path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device> {
     file_system(|file_system| file_system.attempt_open(path, flags))
 }
@@ -195,7 +195,7 @@ fn attempt_stat(path: &Path) -> Result<io::Result<FileMetadata>, Device> {
     file_system(|file_system| file_system.attempt_stat(path))
 }
 
-/// From the kernel's cache of names.
+/// Opens a file from the kernel's cache of names.
 pub(super) fn kernel_attempt_open(path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device> {
     if !flags.may_be_answered_from_cache() {
         return Err(likely_device(path));
@@ -215,7 +215,7 @@ pub(super) fn kernel_attempt_stat(path: &Path) -> Result<io::Result<FileMetadata
         Ok(descriptor) => {
             let metadata = rustix::fs::fstat(&descriptor).map(|stat| FileMetadata::from_kernel(&stat));
             if let Ok(FileMetadata { links: 0, device, .. }) = metadata {
-                // It was unlinked at this moment: to close it may free its blocks.
+                // It was unlinked at this moment: closing it may free its blocks.
                 default_pool().dispose(Device::number(device), descriptor);
             }
             metadata.map_err(io::Error::from)
@@ -224,11 +224,11 @@ pub(super) fn kernel_attempt_stat(path: &Path) -> Result<io::Result<FileMetadata
     })
 }
 
-/// Whether an open of this path is the kernel's work alone. If not, or where that cannot be known without waiting, the
-/// error is the device that a pool will wait for.
+/// Succeeds if an open of this path waits for no other machine or process. If it may, or that is unknown without
+/// waiting, the error is the device that a pool will wait for.
 pub(super) fn check_nothing_waits(path: &Path, no_follow: bool) -> Result<(), Device> {
     if mounts::refresh_due() {
-        // Refused, it is done a few seconds later.
+        // If the pool refuses this, it is repeated a few seconds later.
         let _ = default_pool().detach(Device::NONE, mounts::refresh);
     }
     if !mounts::any_waiting() {
@@ -238,10 +238,10 @@ pub(super) fn check_nothing_waits(path: &Path, no_follow: bool) -> Result<(), De
     flags.set(OFlags::NOFOLLOW, no_follow);
     let descriptor = match resolve_cached(path, flags).ok_or_else(|| likely_device(path))? {
         Ok(descriptor) => descriptor,
-        // The open proper will say the same.
+        // The real open will fail in the same way.
         Err(_) => return Ok(()),
     };
-    // DONT_SYNC: what is cached, without asking a server.
+    // DONT_SYNC: cached metadata, without asking a server.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let Ok(stat) = rustix::fs::statx(&descriptor, c"", flags, StatxFlags::empty()) else {
         return Err(likely_device(path));
@@ -250,12 +250,12 @@ pub(super) fn check_nothing_waits(path: &Path, no_follow: bool) -> Result<(), De
     if mounts::may_wait(device) == Some(false) { Ok(()) } else { Err(Device::number(device)) }
 }
 
-/// What walking along a path will wait for, as far as its text tells: the device mounted above it. For tasks in a pool.
+/// The device that walking a path will wait for, as far as its text tells: the one mounted above it. For pool tasks.
 pub fn likely_device(path: &Path) -> Device {
     mounts::device_of_path(path).map_or(Device::NONE, Device::number)
 }
 
-/// Opens from the kernel's cache of names; `None` when it is not there, or when the kernel cannot do this.
+/// Opens from the kernel's cache of names; `None` if it is not there, or the kernel cannot do this.
 pub(super) fn resolve_cached(path: &Path, flags: OFlags) -> Option<Result<OwnedFd, Errno>> {
     if is_openat2_refused() {
         return None;
@@ -266,11 +266,11 @@ pub(super) fn resolve_cached(path: &Path, flags: OFlags) -> Option<Result<OwnedF
     }
 }
 
-/// Finds out whether `openat2` with `RESOLVE_CACHED` works here: not in kernels before 5.12, nor where seccomp forbids
-/// it. The root directory is always in the cache. To be called before the first open.
+/// Tests whether `openat2` with `RESOLVE_CACHED` works: not in kernels before 5.12, nor where seccomp forbids it. The
+/// root directory is always in the cache. Called before the first open.
 pub(crate) fn probe() {
     let result = rustix::fs::openat2(CWD, c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::CACHED);
-    // Other errors are the moment's: a mount under way, no free descriptor.
+    // Other errors are temporary: a mount under way, no free descriptor.
     let is_refused = matches!(result, Err(Errno::NOSYS | Errno::INVAL | Errno::PERM | Errno::ACCESS));
     OPENAT2_REFUSED.store(is_refused, Ordering::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! Reading from files: what is in memory on the loop, everything else where the caller may block.
+//! Reading from files: on the loop if the bytes are in memory, otherwise where the caller may block.
 
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
@@ -16,13 +16,13 @@ use crate::memory::read_memory::ReadMemory;
 use crate::pool::{ThreadPool, default_pool};
 use crate::simulation::World;
 
-/// What `O_DIRECT` demands of offsets, lengths and memory at least: the page, which serves every block size up to it.
+/// Alignment of offsets, lengths and memory that `O_DIRECT` may demand: the page size covers every smaller block size.
 const DIRECT_ALIGNMENT_MIN: usize = 4096;
 
 impl File {
     /// Reads at most `length` bytes from `offset` on: fewer when the rest is not in memory, none at the end of the
-    /// file. In the pool `default` if nothing is in memory. Errors: pread(2)'s, the pool's, `OutOfMemory` at the hard
-    /// limit of leases.
+    /// file. If no byte is in memory, the pool `default` reads. Errors: pread(2)'s, the pool's, `OutOfMemory` at the
+    /// hard limit of leases.
     pub async fn read_at(&self, offset: u64, length: usize) -> io::Result<Bytes> {
         match self.look(offset, length)? {
             CachedRead::Found(bytes) => Ok(bytes),
@@ -38,8 +38,8 @@ impl File {
         }
     }
 
-    /// Reads what is in memory now, at most `length` bytes from `offset` on; `None` when the first byte is not, or when
-    /// the look might wait.
+    /// Reads bytes that are in memory, at most `length` from `offset` on; `None` if the first byte is not in memory, or
+    /// the check might wait.
     pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Bytes>> {
         match self.look(offset, length)? {
             CachedRead::Found(bytes) => Ok(Some(bytes)),
@@ -47,7 +47,7 @@ impl File {
         }
     }
 
-    /// Reads what is in memory now; `None` = not without waiting.
+    /// Reads bytes that are in memory; `None` = not without waiting.
     pub(crate) fn read_nowait(&self, offset: u64, into: &mut [u8]) -> Option<io::Result<usize>> {
         match self.shared.access {
             ReadAccess::Local => {}
@@ -66,7 +66,7 @@ impl File {
             };
             return match result {
                 Err(Errno::INTR) => continue,
-                // File systems in memory do not know the flag and need not wait. Others that do not know it may
+                // File systems in memory do not support the flag and need not wait. Others without support may
                 // (overlayfs).
                 Err(Errno::OPNOTSUPP) if mounts::lies_in_memory(self.metadata().device) => {
                     self.shared.lies_in_memory.store(true, Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl File {
         }
     }
 
-    /// Reads a piece where it is, however long that takes (`aio off`); past the page cache where an alignment says so.
+    /// Reads a piece on the calling thread, even if that blocks (`aio off`); with `O_DIRECT` if there is an alignment.
     /// Errors: pread(2)'s, `OutOfMemory` at the hard limit of leases.
     pub fn read_in_place(&self, offset: u64, length: usize, direct: Option<u32>) -> io::Result<Bytes> {
         let mut lease = Lease::new(length)?;
@@ -95,8 +95,8 @@ impl File {
         Ok(lease.freeze())
     }
 
-    /// Reads past the page cache, where the caller may block; through it where the file system has no other way.
-    /// Returns the memory and where the piece is in it.
+    /// Reads with `O_DIRECT`, where the caller may block; through the page cache if the file system does not support
+    /// it. Returns the memory and the range of the piece in it.
     pub(crate) fn read_direct(
         &self,
         offset: u64,
@@ -118,11 +118,11 @@ impl File {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(Errno::INTR) => continue,
-                // Larger blocks than anybody said.
+                // The file system needs larger blocks than it has reported.
                 Err(Errno::INVAL) => return through_cache(),
                 Err(errno) => return Err(errno.into()),
             }
-            // Only the end of the file is not aligned.
+            // Only the end of the file is unaligned.
             if !done.is_multiple_of(DIRECT_ALIGNMENT_MIN) {
                 break;
             }
@@ -130,20 +130,20 @@ impl File {
         self.note_accessed();
         let piece = blocks.piece(done);
         if piece.is_empty() && offset < self.metadata().size {
-            // Not the end that was known: what it is shows without the detour over blocks.
+            // The file ends earlier than its metadata said: read it without the rounding to blocks.
             return through_cache();
         }
         Ok((blocks.memory, piece))
     }
 
-    /// The descriptor of [`File::direct`] if that has been asked for, without blocking; within, none if there cannot be
-    /// one.
+    /// The descriptor of [`File::direct`] if it was opened before; never blocks. The inner `None` means that there
+    /// cannot be one.
     pub(crate) fn opened_directly(&self) -> Option<Option<BorrowedFd<'_>>> {
         self.shared.direct.get().map(|direct| direct.as_ref().map(AsFd::as_fd))
     }
 
-    /// A descriptor of its own, since the flag belongs to the descriptor, and others may read from this one. None where
-    /// the file system has no such thing, which is remembered, or if it could not be opened just now. May block.
+    /// A descriptor of its own, since `O_DIRECT` belongs to the descriptor, which others read from too. `None` if the
+    /// file system does not support it, which is remembered, or if the open failed this time. May block.
     pub(crate) fn direct(&self) -> Option<BorrowedFd<'_>> {
         if matches!(self.shared.access, ReadAccess::Simulated(_)) {
             return None;
@@ -158,7 +158,7 @@ impl File {
         }
         match open() {
             Err(Errno::INVAL) => self.shared.direct.get_or_init(|| None),
-            // No free descriptor, say, or no right to read it any more.
+            // For example no free descriptor, or no permission to read any more.
             Err(_) => &None,
             Ok(direct) => self.shared.direct.get_or_init(|| Some(direct)),
         }
@@ -183,12 +183,12 @@ impl File {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
-                // What was read before the error is good; the error comes again.
+                // Bytes read before the error are good; the next read gets the error again.
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno.into()),
             }
         }
-        // The kernel has not been asked for anything where there is no room for it.
+        // An empty `into` made no system call.
         if !into.is_empty() {
             self.note_accessed();
         }
@@ -196,14 +196,14 @@ impl File {
     }
 }
 
-/// The blocks around a piece of a file, and memory that is aligned as they are: what `O_DIRECT` demands.
+/// The blocks around a piece of a file, and memory aligned like them, as `O_DIRECT` demands.
 pub(crate) struct Blocks {
     pub memory: ReadMemory,
-    /// The part of the memory that the blocks go into.
+    /// The range of the memory that the blocks are read into.
     pub into: Range<usize>,
-    /// Where the first block begins in the file.
+    /// File offset of the first block.
     pub offset: u64,
-    /// How far behind that the piece begins.
+    /// Distance of the piece from that offset.
     before: usize,
     length: usize,
 }
@@ -218,7 +218,7 @@ impl Blocks {
         Blocks { memory, into: skipped..skipped + wanted, offset: offset - before as u64, before, length }
     }
 
-    /// Where the piece is in the memory, when so many bytes of the blocks have been read.
+    /// The range of the piece in the memory, if `read` bytes of the blocks were read.
     pub fn piece(&self, read: usize) -> Range<usize> {
         let begin = self.into.start + self.before;
         begin..begin + read.saturating_sub(self.before).min(self.length)

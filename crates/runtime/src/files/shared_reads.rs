@@ -1,4 +1,4 @@
-//! Reads of pieces that are not in memory, each done once for all who want it at the same time
+//! Reads of pieces that are not in memory, each done once for all that want it at the same time
 //! ([`super::single_flight`]).
 //!
 //! ```text
@@ -6,13 +6,12 @@
 //!     └─────► read by the pool (or an io_uring)     stands in its device's queue; counts as in flight there
 //! ```
 //!
-//! All who want a piece get the same memory, each charged with it. What is the same piece: device, inode, size and
-//! times of change as the file was opened with (a file that was replaced has another content), offset and length, and
-//! the pool, so that nobody waits in a pool that is not his. Files on file systems that wait for others are only the
-//! same as themselves, because many of those number their files as they like. Who comes later finds the piece in the
-//! page cache.
+//! All waiters get the same memory, and each is charged for it. Pieces are the same if device, inode, size and times of
+//! change of the open file (a replaced file has another content), offset, length and pool are: so no request waits in a
+//! pool that it did not choose. A file on a file system that waits for others is only the same as itself, because many
+//! of those number files as they like. Later requests find the piece in the page cache.
 //!
-//! What a pool has no room for is an error: nothing is done on the loop instead.
+//! If the pool is full, the read fails: the loop never does it instead.
 
 use std::future::Future;
 use std::io;
@@ -36,18 +35,18 @@ use crate::memory::read_memory::ReadMemory;
 use crate::pool::{PoolError, ThreadPool};
 use crate::stall::usage::watch_waiting;
 
-/// How a piece is read.
+/// Options of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ReadHow {
-    /// Whether it may be in memory: nobody has looked.
+    /// Whether the piece may be in memory, because it was not checked.
     pub unlooked: bool,
-    /// Past the page cache (`O_DIRECT`), aligned to so many bytes.
+    /// Use `O_DIRECT`, with this alignment.
     pub direct: Option<u32>,
-    /// By the loop's io_uring, if it has one; the pool is for the others.
+    /// Read with the loop's io_uring if it has one; otherwise with the pool.
     pub by_ring: bool,
 }
 
-/// A piece of a file to be read.
+/// Identifies a piece of a file to be read.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Key {
     file: FileKey,
@@ -57,24 +56,24 @@ pub(crate) struct Key {
     how: ReadHow,
 }
 
-/// What makes two open files the same.
+/// Identity of an open file.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum FileKey {
     Content { device: u64, inode: u64, size: u64, modified: (i64, u32), changed: (i64, u32) },
     Itself(usize),
 }
 
-/// The memory that was read into, in which part of it the piece is, and how it was read.
+/// Memory that was read into, the range of the piece in it, and how it was read.
 #[derive(Clone)]
 pub(crate) struct Bytes {
     memory: Arc<ReadMemory>,
     piece: Range<usize>,
     rung: Rung,
-    /// It was in memory after all.
+    /// The piece was in memory after all.
     was_resident: bool,
 }
 
-/// An error that several may be told.
+/// An error for several recipients.
 #[derive(Clone)]
 pub(crate) enum Failure {
     Os(i32),
@@ -110,17 +109,16 @@ impl From<Failure> for io::Error {
 /// The reads in flight.
 pub(crate) type Reads = SingleFlight<Key, Result<Bytes, Failure>>;
 
-/// A piece that is being read. Dropped, it leaves those who wait for it.
+/// A read of a piece. Dropping it leaves the shared read.
 #[must_use = "the read is given up when this is dropped"]
 pub struct PieceRead {
     read: Joined<Key, Result<Bytes, Failure>>,
-    /// What is read is charged from the beginning; taken when it is there.
+    /// The charge for the memory, from the beginning; moved to the result.
     charge: Option<Charge>,
 }
 
 impl PieceRead {
-    /// Takes part in the read of this piece: one that is in flight, or a new one. Errors: `OutOfMemory` at the hard
-    /// limit of leases.
+    /// Joins the read of this piece: one in flight, or a new one. Errors: `OutOfMemory` at the hard limit of leases.
     pub(super) fn begin(
         page_cache: &Arc<PageCache>,
         file: &File,
@@ -128,7 +126,7 @@ impl PieceRead {
         (offset, length): (u64, usize),
         how: ReadHow,
     ) -> io::Result<PieceRead> {
-        // The thread that reads allocates when it begins.
+        // The pool thread allocates when it begins.
         let charge = Charge::for_length(length)?;
         let key = Key { file: file.key(), offset, length, pool: pool.identity(), how };
         let (read, was_in_flight) = page_cache.reads.join(key, || {
@@ -154,7 +152,7 @@ impl Future for PieceRead {
     }
 }
 
-/// What is to be read.
+/// A piece to be read.
 #[derive(Clone)]
 struct Piece {
     file: File,
@@ -201,11 +199,11 @@ async fn read_somehow(
         };
         let look = if is_worth_a_look { page_cache.begin_look(device, writes_access_time) } else { None };
         if look.is_some() || writes_access_time {
-            // A look that writes the time of access comes before the read in any case.
+            // A check that updates the access time precedes the read in any case.
             let look_queue = if look.is_some() { queue.looks() } else { queue };
             let wanted = piece.clone();
             let look = move || {
-                // The thread's, and not that of those who wait: they may leave before it is done.
+                // Owned by the task, and not by the waiters, who may leave before it ends.
                 let _look = look;
                 wanted.look(Rung::Pool)
             };
@@ -223,7 +221,7 @@ async fn read_somehow(
     {
         return Ok(result);
     }
-    // Counted while it waits for a thread, too.
+    // Counted while it waits for a thread too.
     let in_flight = page_cache.begin_read(device);
     let reading = move || {
         let (result, has_waited) = watch_waiting(|| piece.read(how.direct, looks_first));
@@ -235,23 +233,23 @@ async fn read_somehow(
 }
 
 impl Piece {
-    /// What is in memory now, if that is the beginning.
+    /// Reads the beginning of the piece, if it is in memory.
     fn look(&self, rung: Rung) -> Option<Bytes> {
         let mut memory = self.memory();
         let read = self.file.read_nowait(self.offset, &mut memory);
-        // Also one that was refused has written it.
+        // A read that was refused has updated the access time too.
         self.file.note_accessed();
         match read {
             Some(Ok(count)) => {
                 let count = self.file.still_there(self.offset, count);
                 Some(Bytes { memory: Arc::new(memory), piece: 0..count, rung, was_resident: true })
             }
-            // The read proper will say the same.
+            // The real read will fail in the same way.
             Some(Err(_)) | None => None,
         }
     }
 
-    /// All of it, however long that takes.
+    /// Reads all of the piece; may block.
     fn read(&self, direct: Option<u32>, looks_first: bool) -> io::Result<Bytes> {
         if looks_first && let Some(found) = self.look(Rung::Pool) {
             return Ok(found);
@@ -267,7 +265,7 @@ impl Piece {
         Ok(Bytes { memory: Arc::new(memory), piece, rung: Rung::Pool, was_resident: false })
     }
 
-    /// Has the loop's ring read it. `None` where that would only be another kind of threads, or is not to be had.
+    /// Reads the piece with the loop's ring. `None` if there is no ring, or the ring would only use kernel threads.
     async fn read_by_ring(
         &self,
         direct: Option<u32>,
@@ -297,16 +295,16 @@ impl Piece {
         let (memory, result) = reading.await;
         let count = match result {
             Ok(count) => count,
-            // The loop has ended on which it was begun, or the kernel does not want to: the pool does it.
+            // The loop that began the read has ended, or the kernel refuses: the pool reads instead.
             Err(Errno::CANCELED | Errno::AGAIN | Errno::INTR | Errno::INVAL | Errno::OPNOTSUPP) => return Ok(None),
             Err(errno) => return Err(io::Error::from(errno).into()),
         };
-        // Past the page cache a read and the cutting off of its file come one after the other.
+        // With `O_DIRECT` a read and a truncation of the file are serialized.
         let piece = match blocks {
             Some(blocks) => blocks.piece(count),
             None => 0..self.file.still_there(self.offset, count),
         };
-        // Short for another reason than the end of the file.
+        // Empty although the file does not end here.
         if piece.is_empty() && self.offset < self.file.metadata().size {
             return Ok(None);
         }
@@ -372,7 +370,7 @@ mod tests {
         let looks: Vec<_> = std::iter::from_fn(|| page_cache.begin_look(device, true)).collect();
         looks.iter().for_each(|_| hang(file.device().looks()));
         (4 + looks.len()..8).for_each(|_| hang(file.device().writes()));
-        // All threads; there are others only for other devices now.
+        // Now all threads are used; further ones start only for other devices.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while pool.counters().running < 8 {
             assert!(std::time::Instant::now() < end, "the threads do not come");
@@ -390,7 +388,7 @@ mod tests {
                 }
                 pool.run_for(Device::key(7), || ()).await.expect("a thread for another device");
             }
-            // Nobody waits on the loop for what threads wait for.
+            // The loop never waits for what a pool thread would wait for.
             let full = ThreadPool::new("full", 1, 0);
             let held = Arc::clone(&gate);
             full.detach(Device::NONE, move || drop(held.lock())).expect("room");

@@ -1,17 +1,17 @@
-//! One computation for all who want the same result at the same time, on whatever loop.
+//! One computation for all tasks that want the same result at the same time, on any loop.
 //!
 //! ```text
-//!   Resting ──► Polled ──► Done          by one of those who wait, without a lock
+//!   Resting ──► Polled ──► Done          by one of the waiters, without a lock
 //!      ▲          │
-//!      └──────────┘                      it waits for something; whoever is woken next polls it
+//!      └──────────┘                      it is pending; the first waiter that is woken polls it again
 //! ```
 //!
-//! The first who joins begins it, everybody else waits for the same one. It belongs to all who wait: it goes on when
-//! the first one leaves, and is dropped with the last. The result is handed out for as long as somebody waits for it,
-//! and is no cache.
+//! The first one to join begins the computation, and all others wait for the same one. It belongs to all waiters: it
+//! goes on when the first one leaves, and is dropped with the last. The result is kept for as long as there are
+//! waiters; this is no cache.
 //!
-//! No lock is held while the computation is polled or dropped, nor while anybody is woken. One is held while it is
-//! made, which only puts together what is polled later.
+//! No lock is held while the computation is polled or dropped, nor while tasks are woken. One is held while it is
+//! created, which only assembles the future.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
@@ -23,13 +23,13 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use parking_lot::Mutex;
 
-/// What is in flight is found in one of so many tables.
+/// Number of tables of computations.
 const SHARDS: usize = 16;
 
-/// What is computed once.
+/// A shared computation.
 pub(super) type Computation<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// The computations in flight, by their keys.
+/// The computations in flight by key.
 pub(super) struct SingleFlight<K, T> {
     shards: [Mutex<Shard<K, T>>; SHARDS],
     hasher: RandomState,
@@ -44,26 +44,26 @@ struct InFlight<K, T> {
 
 struct State<T> {
     stage: Stage<T>,
-    /// Those who wait to be woken, by their numbers.
+    /// Wakers of the waiters, by number.
     waiting: BTreeMap<u64, Waker>,
-    /// The number of the next who joins.
+    /// Number of the next waiter.
     next: u64,
-    /// How many have not left.
+    /// Number of waiters that have not left.
     interested: usize,
 }
 
 enum Stage<T> {
     Resting(Computation<T>),
-    /// Whether it was woken meanwhile.
+    /// `again`: it was woken while it was polled.
     Polled {
         again: bool,
     },
     Done(T),
-    /// The last one has left.
+    /// The last waiter has left.
     Abandoned,
 }
 
-/// A share in a computation. Dropped, it leaves.
+/// A share in a computation. Dropping it leaves.
 pub(super) struct Joined<K: Eq + Hash, T> {
     single_flight: Arc<SingleFlight<K, T>>,
     in_flight: Arc<InFlight<K, T>>,
@@ -75,8 +75,8 @@ impl<K: Eq + Hash + Clone, T> SingleFlight<K, T> {
         Arc::new(SingleFlight { shards: std::array::from_fn(|_| Mutex::default()), hasher: RandomState::new() })
     }
 
-    /// Takes part in the computation of this key: one that is in flight, or the one that `begin` makes. Says whether it
-    /// was in flight.
+    /// Joins the computation of this key: one in flight, or the one that `begin` creates. Also returns whether it was
+    /// in flight.
     pub fn join(self: &Arc<Self>, key: K, begin: impl FnOnce() -> Computation<T>) -> (Joined<K, T>, bool) {
         let mut shard = self.shard(&key).lock();
         let in_flight = shard.entry(key).or_insert_with_key(|key| {
@@ -100,7 +100,7 @@ impl<K: Eq + Hash, T> SingleFlight<K, T> {
         &self.shards[self.hasher.hash_one(key) as usize % SHARDS]
     }
 
-    /// Nobody else takes part any more.
+    /// Removes a computation without waiters.
     fn forget(&self, in_flight: &Arc<InFlight<K, T>>) {
         let mut shard = self.shard(&in_flight.key).lock();
         let is_current = shard.get(&in_flight.key).is_some_and(|current| Arc::ptr_eq(current, in_flight));
@@ -111,7 +111,7 @@ impl<K: Eq + Hash, T> SingleFlight<K, T> {
 }
 
 impl<K: Send + Sync, T: Send> Wake for InFlight<K, T> {
-    /// The computation can go on: everybody looks, and the first one polls it.
+    /// The computation can go on: wakes all waiters, and the first one polls it.
     fn wake(self: Arc<Self>) {
         let mut state = self.state.lock();
         if let Stage::Polled { again } = &mut state.stage {
@@ -137,7 +137,7 @@ impl<K: Eq + Hash + Send + Sync + 'static, T: Clone + Send + 'static> Future for
         let computation = match mem::replace(&mut state.stage, Stage::Polled { again: false }) {
             Stage::Resting(computation) => Some(computation),
             polled => {
-                // Whoever polls it wakes everybody when it is done.
+                // The task that polls it wakes all others when it is done.
                 state.stage = polled;
                 None
             }
@@ -149,7 +149,7 @@ impl<K: Eq + Hash + Send + Sync + 'static, T: Clone + Send + 'static> Future for
 }
 
 impl<K: Eq + Hash + Send + Sync + 'static, T: Clone + Send + 'static> Joined<K, T> {
-    /// Polls the computation until it is done or waits for something: as often as it has steps.
+    /// Polls the computation until it is done or pending.
     fn drive(&self, mut computation: Computation<T>) -> Poll<T> {
         let relay = Waker::from(Arc::clone(&self.in_flight));
         loop {
@@ -179,13 +179,13 @@ impl<K: Eq + Hash + Send + Sync + 'static, T: Clone + Send + 'static> Joined<K, 
 
 impl<K: Eq + Hash, T> Drop for Joined<K, T> {
     fn drop(&mut self) {
-        // In the order in which others take the locks.
+        // In the same order as everywhere, against deadlocks.
         let mut shard = self.single_flight.shard(&self.in_flight.key).lock();
         let mut state = self.in_flight.state.lock();
         let own = state.waiting.remove(&self.number);
         state.interested -= 1;
         if state.interested > 0 {
-            // This one may have been woken instead of those who still wait.
+            // This waiter may have been woken instead of the others.
             let is_resting = matches!(state.stage, Stage::Resting(_));
             let others = if is_resting { mem::take(&mut state.waiting) } else { BTreeMap::new() };
             drop((state, shard, own));
@@ -241,7 +241,7 @@ mod tests {
             let mut polls = 0;
             Box::pin(poll_fn(move |cx| {
                 polls += 1;
-                // Another loop joins, looks and leaves meanwhile, and what is waited for comes about.
+                // Another loop joins, polls and leaves meanwhile, and the awaited event happens.
                 let (mut third, _) = own.join(1, || unreachable!("it is in flight"));
                 assert!(poll(&mut third).is_pending());
                 drop((slot.lock().take(), third));

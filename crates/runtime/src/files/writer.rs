@@ -1,16 +1,15 @@
-//! A file that is written from its beginning, piece by piece, by threads of a pool.
+//! A file that is written sequentially by threads of a pool.
 //!
 //! ```text
-//!   push ──► queue (bounded) ──► one write in flight, of all that waits then ──► written: readers may follow (growing.rs)
+//!   push ──► queue (bounded) ──► one write in flight, of all that is queued ──► written: readers may follow (growing.rs)
 //! ```
 //!
-//! A thread that has written gives its place in the pool's queue to the next write of this file, so that a fast writer
-//! does not keep it from the others. Pieces come back to the loop when they are written: where memory was taken it is
-//! used again.
+//! After each write the next one of the same file goes to the end of the pool's queue, so that a fast writer does not
+//! starve others. Written pieces return to the loop, which reuses their memory.
 //!
-//! What was accepted is written whether anybody waits for it or not, as long as the writer is there; futures that wait
-//! may be dropped at any time. The loop never touches the file, and the pool closes it. A write that the pool refuses
-//! because it is full is tried again, for some seconds; meanwhile the queue is bounded as always.
+//! Accepted pieces are written as long as the writer exists, even if no future waits for them; futures may be dropped
+//! at any time. The loop never touches the file, and the pool closes it. A write that a full pool refuses is retried
+//! for some seconds; meanwhile the queue stays bounded.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,22 +32,22 @@ use crate::memory::bytes::Bytes;
 use crate::pool::{Device, PoolError, ThreadPool, default_pool};
 use crate::sync::waiters::Waiters;
 
-/// How much may wait to be written if nobody says otherwise: while a write is in flight, the next one gathers.
+/// Default limit of queued bytes: while a write is in flight, the next one gathers.
 const QUEUED_BYTES_MAX: usize = 256 * 1024;
 
-/// How many pieces may wait, however small they are. One call writes them all; the kernel takes up to 1024.
+/// Limit of queued pieces, however small. One call writes them all; the kernel takes up to 1024.
 const QUEUED_PIECES_MAX: usize = 256;
 
-/// Writes a file from its beginning. Dropped before [`Writer::finish`], it gives up what has not been written, and
-/// readers are told that the file has failed.
+/// Writes a file from its beginning. If it is dropped before [`Writer::finish`], the rest is not written, and readers
+/// get [`GrowingEnd::Failed`].
 pub struct Writer {
     growing: Arc<Growing>,
     queued_bytes_max: usize,
 }
 
 impl Writer {
-    /// Opens a file to be written from its beginning, in the pool `default`; the flags say whether it is created or
-    /// emptied, and must say `read` if it is to be read. Reads through it leave its time of access alone. Errors:
+    /// Opens a file to write it from its beginning, in the pool `default`. The flags say whether it is created or
+    /// truncated, and must include `read` if it is to be read. Reads through it do not update its access time. Errors:
     /// open(2)'s and the pool's.
     pub async fn open(path: &Path, flags: OpenFlags) -> Result<Writer, FileError> {
         let flags = OpenFlags { write: true, no_access_time: true, ..flags };
@@ -70,46 +69,46 @@ impl Writer {
         Writer { growing: Arc::new(growing), queued_bytes_max: QUEUED_BYTES_MAX }
     }
 
-    /// Has another pool do the work; to be said before anything is written or read.
+    /// Uses another pool; only before anything is written or read.
     pub fn in_pool(mut self, pool: &ThreadPool) -> Writer {
         Arc::get_mut(&mut self.growing).expect("an unused writer has one owner").pool = pool.clone();
         self
     }
 
-    /// Lets so many bytes wait to be written, and what is beyond of the last piece.
+    /// Sets the limit of queued bytes; the last piece may exceed it.
     pub fn with_queued_bytes_max(mut self, bytes: usize) -> Writer {
         self.queued_bytes_max = bytes.max(1);
         self
     }
 
-    /// The path that it was given.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.growing.path
     }
 
-    /// How many bytes are in the file.
+    /// Number of bytes in the file.
     pub fn written(&self) -> u64 {
         self.growing.state.lock().written
     }
 
-    /// For those who want to read the file while it grows.
+    /// A handle to read the file while it grows.
     pub fn follow(&self) -> GrowingFile {
         GrowingFile::of(&self.growing)
     }
 
-    /// Waits until there is room for a piece. Errors: a write has failed; each later call says the same.
+    /// Waits until there is room for a piece. Errors: a write has failed; each later call returns the same.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), FileError>> {
         let bytes_max = self.queued_bytes_max;
         self.growing.poll(cx, |state| state.has_room(bytes_max))
     }
 
-    /// Takes a piece, for which there must be room: once after [`Writer::poll_ready`] has said so. After a failure it
-    /// is dropped.
+    /// Queues a piece, for which there must be room: once after each [`Writer::poll_ready`]. After a failure it is
+    /// dropped.
     pub fn push(&mut self, piece: Bytes) {
         self.push_all([piece]);
     }
 
-    /// Takes pieces, as [`Writer::push`] takes one: unless a write is in flight, one call writes them all.
+    /// Queues pieces, as [`Writer::push`] queues one: unless a write is in flight, one call writes them all.
     pub fn push_all(&mut self, pieces: impl IntoIterator<Item = Bytes>) {
         let mut state = self.growing.state.lock();
         let spent = mem::take(&mut state.spent);
@@ -125,19 +124,20 @@ impl Writer {
         self.growing.begin();
     }
 
-    /// Waits for room and takes a piece. Dropped before that is done, it has taken nothing. Errors: a write has failed.
+    /// Waits for room and queues a piece. If the future is dropped before, nothing was queued. Errors: a write has
+    /// failed.
     pub async fn append(&mut self, piece: Bytes) -> Result<(), FileError> {
         poll_fn(|cx| self.poll_ready(cx)).await?;
         self.push(piece);
         Ok(())
     }
 
-    /// Waits until all that was taken is in the file. Errors: a write has failed.
+    /// Waits until everything queued is in the file. Errors: a write has failed.
     pub async fn flush(&mut self) -> Result<(), FileError> {
         poll_fn(|cx| self.growing.poll(cx, State::is_settled)).await
     }
 
-    /// Writes what waits, empties the file, and writes it from its beginning again. Nobody may be reading the file.
+    /// Writes what is queued, truncates the file, and writes it from its beginning again. There must be no readers.
     /// Pages of it that a socket still sends (`sendfile`) keep their content: they leave the file. Errors: a write has
     /// failed; ftruncate(2)'s and the pool's.
     pub async fn restart(&mut self) -> Result<(), FileError> {
@@ -152,17 +152,17 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes what waits; then the file is complete. Returns it to be read; what it knows of itself includes what was
-    /// written. Dropped before it is ready, this gives the file up. Errors: a write has failed; fstat(2)'s.
+    /// Writes what is queued; then the file is complete. Returns it for reading, with its current metadata. If the
+    /// future is dropped before it is ready, the file is given up. Errors: a write has failed; fstat(2)'s.
     pub async fn finish(mut self) -> Result<File, FileError> {
         self.flush().await?;
         self.growing.end(GrowingEnd::Complete);
         let (path, pool, queue) = (Arc::clone(&self.growing.path), self.growing.pool.clone(), self.growing.queue);
         let growing = Arc::clone(&self.growing);
         drop(self);
-        // Without readers it is nobody else's any more.
+        // Without readers this is the only handle.
         let file = Arc::try_unwrap(growing).map_or_else(|growing| growing.file.clone(), |growing| growing.file);
-        // What it knows of itself is in memory, unless its file system asks others.
+        // The metadata is in memory, unless the file system asks others.
         let refreshed = match file.waits_for_others() {
             true => {
                 let renewed = pool.run_when_there_is_room(queue, move || file.renewed()).await;
@@ -173,7 +173,7 @@ impl Writer {
         refreshed.map_err(|error| FileError::new("fstat", path, error))
     }
 
-    /// Gives the file up although its source goes on: nobody wants it stored any more. Readers are told so.
+    /// Stops writing although the source goes on, because the file is not wanted any more. Readers are told so.
     pub fn stop_storing(self) {
         self.growing.end(GrowingEnd::NoLongerStored(None));
     }
@@ -191,7 +191,7 @@ impl fmt::Debug for Writer {
     }
 }
 
-/// What the writer, the thread that writes and those who read have in common.
+/// State shared by the writer, the thread that writes and the readers.
 pub(super) struct Growing {
     pub file: File,
     pub path: Arc<Path>,
@@ -203,11 +203,11 @@ pub(super) struct Growing {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Bytes>,
-    /// Of the queue and of the write in flight.
+    /// Bytes of the queue and of the write in flight.
     queued_bytes: usize,
     /// A write is in flight or in the pool's queue.
     is_busy: bool,
-    /// Has been written, and goes back to the loop that waits for that.
+    /// Written pieces, to be returned to the loop when it next waits.
     spent: Vec<Bytes>,
     written: u64,
     end: Option<GrowingEnd>,
@@ -224,14 +224,14 @@ impl State {
         self.queue.is_empty() && !self.is_busy
     }
 
-    /// All who wait, to be woken when the state is free again.
+    /// Takes the wakers of all waiters, to be woken when the state is unlocked.
     fn take_wakers(&mut self) -> Vec<Waker> {
         let readers = self.readers.choose_all().into_iter().map(|(_, waker)| waker);
         self.owner.take().into_iter().chain(readers).collect()
     }
 }
 
-/// How far a file has grown, for a reader.
+/// The growth of a file, for a reader.
 pub(super) struct Growth {
     pub written: u64,
     pub end: Option<GrowingEnd>,
@@ -243,8 +243,8 @@ impl Growing {
         Growth { written: state.written, end: state.end.clone() }
     }
 
-    /// Calls `f` with the readers that wait, if the file has grown no further than this and has not ended; else says
-    /// how far.
+    /// Calls `f` with the waiting readers, if the file has not grown beyond `offset` and has not ended; otherwise
+    /// returns its growth.
     pub fn wait_beyond<T>(&self, offset: u64, f: impl FnOnce(&mut Waiters) -> T) -> Result<T, Growth> {
         let mut state = self.state.lock();
         if state.written > offset || state.end.is_some() {
@@ -253,14 +253,14 @@ impl Growing {
         Ok(f(&mut state.readers))
     }
 
-    /// Calls `f` with the readers that wait.
+    /// Calls `f` with the waiting readers.
     pub fn with_readers<T>(&self, f: impl FnOnce(&mut Waiters) -> T) -> T {
         f(&mut self.state.lock().readers)
     }
 
-    /// Waits for the state to be as the writer wants it.
+    /// Waits until `is_so` for the writer.
     fn poll(self: &Arc<Self>, cx: &mut Context<'_>, is_so: impl Fn(&State) -> bool) -> Poll<Result<(), FileError>> {
-        // Unless the pool was stopped, a write is on its way.
+        // Unless the pool was stopped, a write is queued then.
         self.begin();
         let mut state = self.state.lock();
         let spent = mem::take(&mut state.spent);
@@ -275,7 +275,7 @@ impl Growing {
         polled
     }
 
-    /// Ends it, unless that has happened: nothing more is written.
+    /// Ends the growth, unless it has ended: nothing more is written.
     fn end(&self, end: GrowingEnd) {
         let mut state = self.state.lock();
         let is_first = state.end.is_none();
@@ -291,7 +291,7 @@ impl Growing {
         GrowingEnd::NoLongerStored(Some(FileError::new("pwrite", Arc::clone(&self.path), error)))
     }
 
-    /// Has a thread write what waits, unless one is about to.
+    /// Starts a write of what is queued, unless one is queued or in flight.
     fn begin(self: &Arc<Self>) {
         let mut state = self.state.lock();
         if state.is_busy || state.queue.is_empty() {
@@ -305,18 +305,18 @@ impl Growing {
         }
     }
 
-    /// The pool has refused a write. It is tried again: also a thread that has just written, and is not free yet, has
-    /// no room where no task may wait.
+    /// Retries a write that the pool has refused. That also happens to a thread that has just written, and still counts
+    /// as running, in a pool without a queue.
     #[cold]
     fn begin_later(self: &Arc<Self>, refused: PoolError) {
         if refused == PoolError::Stopped || try_now().is_none() {
             return self.end(self.failure(refused));
         }
-        // The write that was refused has said that there is none.
+        // The refused write has marked itself as not busy.
         self.state.lock().is_busy = true;
         let write = Write { growing: Arc::clone(self), stage: Stage::Waits };
         let (pool, queue) = (self.pool.clone(), self.queue);
-        // Only the write keeps it: the file is its writer's alone when all is written.
+        // Only the write keeps it alive: when everything is written, the writer is the only owner of the file.
         let growing = Arc::downgrade(self);
         spawn(async move {
             let result = pool.run_when_there_is_room(queue, move || write.run()).await;
@@ -327,8 +327,8 @@ impl Growing {
         });
     }
 
-    /// Writes pieces to their end, also when the kernel takes only a part. Returns how much is written, and why not
-    /// more.
+    /// Writes all pieces, even if the kernel takes only a part at a time. Returns the number of bytes written, and the
+    /// error that stopped it.
     fn write_all(&self, pieces: &[Bytes], offset: u64) -> (u64, io::Result<()>) {
         let mut slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
         let (mut rest, mut written) = (&mut slices[..], 0);
@@ -346,8 +346,8 @@ impl Growing {
     }
 }
 
-/// A write in flight or in the pool's queue; there is one at most. Dropped before it is done, it leaves the file as one
-/// that nobody writes to.
+/// A write in flight or in the pool's queue; there is at most one. If it is dropped before it is done, the file is no
+/// longer written.
 struct Write {
     growing: Arc<Growing>,
     stage: Stage,
@@ -361,7 +361,7 @@ enum Stage {
 }
 
 impl Write {
-    /// Writes what waits, and gives its place to the next write as long as more comes.
+    /// Writes what is queued, and passes on to the next write as long as there is more.
     fn run(self) {
         let mut write = self;
         while let Some(next) = write.write_batch() {
@@ -372,8 +372,8 @@ impl Write {
         }
     }
 
-    /// Has the next batch written by whatever thread comes to it. Where the pool has no room for that, it is this one's
-    /// work.
+    /// Queues the next batch in the pool, for any thread. If the pool has no room, returns it, and this thread writes
+    /// it.
     fn hand_on(self) -> Result<(), Write> {
         let growing = Arc::clone(&self.growing);
         let next = Arc::new(Mutex::new(Some(self)));
@@ -387,7 +387,7 @@ impl Write {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Writes what waits now. More has come meanwhile if there is a next write.
+    /// Writes what is queued now. Returns the next write if more was queued meanwhile.
     fn write_batch(mut self) -> Option<Write> {
         self.stage = Stage::Runs;
         let growing = Arc::clone(&self.growing);
@@ -397,7 +397,7 @@ impl Write {
         };
         let (written, result) = growing.write_all(&pieces, offset);
         if written > 0 {
-            // It is in memory now, for those who read it.
+            // The bytes are in memory now, for readers.
             growing.file.note_sent(offset, written as usize);
         }
         let failure = result.err().map(|error| growing.failure(error));
@@ -407,7 +407,7 @@ impl Write {
         if let Some(failure) = failure {
             state.end.get_or_insert(failure);
         }
-        // What waits for nothing any more goes here, and pieces that nobody is about to take back.
+        // Drops pieces that will not be written any more, and written ones that no writer is waiting to reuse.
         let left = if state.end.is_some() { mem::take(&mut state.queue) } else { VecDeque::new() };
         let spent = if state.owner.is_some() { mem::replace(&mut state.spent, pieces) } else { pieces };
         state.is_busy = !state.queue.is_empty();
@@ -415,7 +415,7 @@ impl Write {
         let wakers = state.take_wakers();
         drop(state);
         drop((left, spent, growing));
-        // Before anybody is woken: the last one has the file alone.
+        // Before any task is woken: the last owner then has the file alone.
         let next = Some(self).filter(|write| write.stage == Stage::Waits);
         wakers.into_iter().for_each(Waker::wake);
         next
@@ -456,7 +456,7 @@ mod tests {
         let mut writer = Writer::new(File::from_std(file).unwrap(), path.clone()).in_pool(&pool);
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
         pool.detach(Device::NONE, move || _ = receiver.recv()).unwrap();
-        // A thread has written and finds more to write.
+        // As if a thread has written and found more to write.
         writer.growing.state.lock().is_busy = true;
         writer.push("all of it".into());
         let write = Write { growing: Arc::clone(&writer.growing), stage: Stage::Waits };

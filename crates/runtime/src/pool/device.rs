@@ -1,15 +1,15 @@
-//! What tasks of a pool wait for, and the queues in which those of one device stand.
+//! Devices that pool tasks wait for, and the queues of one device.
 
-/// What a task will wait for: within a pool, tasks that name the same device come one after the other, and no device
-/// keeps the pool from the others. It is a number that is compared and nothing else.
+/// The device that a task will wait for. Within a pool, tasks of one device are served in order, and no device can
+/// occupy the pool alone. It is only a number to compare.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Device {
     pub(super) number: u64,
     queue: Queue,
 }
 
-/// The queues in which tasks of one device stand. Each has its turn and its half as if it were a device, but when the
-/// device hangs they all do: so the reserve for other devices is counted for all of them together.
+/// The queues of one device. Each gets its turn and its half as if it were a device of its own. But when a device
+/// hangs, all its queues hang, so its use of the reserve for other devices is counted for all of them together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Queue {
     Own,
@@ -22,7 +22,7 @@ impl Queue {
 }
 
 impl Device {
-    /// None in particular: computing, or a library that tells nothing. All such tasks together are treated as one
+    /// No particular device: for computations, or libraries that tell nothing. All such tasks together count as one
     /// device.
     pub const NONE: Device = Device::number(0);
 
@@ -31,35 +31,35 @@ impl Device {
         Device { number, queue: Queue::Own }
     }
 
-    /// The number that files of it have.
+    /// The number of the device, as in file metadata.
     pub(crate) const fn file_device(self) -> u64 {
         self.number
     }
 
-    /// The queue of looks at what is in memory. A look waits when the device hangs, or for the journal if it writes the
-    /// file's time of access.
+    /// The queue of checks of the page cache. A check waits when the device hangs, or for the journal if it updates the
+    /// file's access time.
     pub(crate) const fn looks(self) -> Device {
         Device { queue: Queue::Looks, ..self }
     }
 
-    /// The queue of writes and of changes of names: they wait when the device has too much to write, and reads then do
+    /// The queue of writes and of changes of names: they wait when the device has too much to write, while reads do
     /// not.
     pub const fn writes(self) -> Device {
         Device { queue: Queue::Writes, ..self }
     }
 
-    /// The same device, in each of its queues.
+    /// This device with each of its queues.
     pub(super) fn queues(self) -> impl Iterator<Item = Device> {
         Queue::ALL.into_iter().map(move |queue| Device { queue, ..self })
     }
 
-    /// Something else that may be slow on its own: a server, a customer. Never equal to a device of files.
+    /// Another resource that may be slow: a server, a customer. Never equal to a device of files.
     pub const fn key(key: u64) -> Device {
         // The kernel's device numbers have 32 bits.
         Device::number(key | 1 << 63)
     }
 
-    /// Whether files lie on it.
+    /// Whether it is a device of files.
     pub(super) fn is_of_files(self) -> bool {
         self != Device { queue: self.queue, ..Device::NONE } && self.number >> 63 == 0
     }

@@ -1,13 +1,13 @@
-//! Thread pools: where everything goes that would block a loop.
+//! Thread pools, for all work that would block a loop.
 //!
-//! A pool belongs to the process and may be used from any loop. Threads start when work comes and no thread is idle,
-//! and end when they have been idle for a while. The number of tasks that wait is bounded; more are refused, never
-//! delayed at the door. A task may name the *device* that it will wait for: one that is slow or hangs keeps neither all
-//! threads nor the whole queue from the others (`queue.rs`). A panic ends its task only.
+//! A pool belongs to the process and can be used from any loop. Threads start when there is work and no thread is idle,
+//! and end when they have been idle for a while. The number of waiting tasks is bounded; further ones are refused,
+//! never delayed. A task may name the *device* that it will wait for: one that is slow or hangs occupies neither all
+//! threads nor the whole queue (`queue.rs`). A panic ends only its task.
 //!
-//! A task whose result nobody wants any more never begins (`task.rs`). It stops counting as one that waits at once, and
-//! is dropped when a thread comes to it. Nothing here blocks the caller, except [`ThreadPool::stop`] and
-//! [`stop_pools`]; a loop starts only the first thread of a pool itself (`starter.rs`).
+//! A task whose result was dropped never begins (`task.rs`). It stops counting as waiting at once, and a thread drops
+//! it when it is its turn. Nothing here blocks the caller, except [`ThreadPool::stop`] and [`stop_pools`]; a loop
+//! itself starts only the first thread of a pool (`starter.rs`).
 
 mod device;
 mod queue;
@@ -42,26 +42,26 @@ pub(crate) use simulated::{SimulatedPools, SimulatedThread};
 pub use status::{PoolCounters, PoolDevice, PoolError, PoolStatus};
 pub use task::{PoolTask, take_pool_wait};
 
-/// How long a thread without work stays. Starting one takes some microseconds, so a thread that is needed only every
-/// ten seconds costs nothing that can be measured; and what a burst has started (26 KiB for each thread, of user and
-/// kernel) is not kept much longer than the burst lasts.
+/// Time after which an idle thread ends. Starting one takes some microseconds, so a thread that is needed only every
+/// ten seconds has no measurable cost; and the threads of a burst (26 KiB each, user and kernel memory) are not kept
+/// much longer than the burst lasts.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
-/// Tasks that were given up and wait to be dropped, beyond the bound of the queue. They are gone when a thread comes to
-/// them; where every thread hangs, further ones keep their place in the queue instead, so that clients that come and
+/// Limit of abandoned tasks that wait to be dropped, beyond the limit of the queue. A thread drops them when it is
+/// their turn. If every thread hangs, further ones keep their place in the queue instead, so that clients that come and
 /// leave cannot fill the memory.
 const ABANDONED_MAX: usize = 4096;
 
-/// A pool of threads. Clones are the same pool. When the last one is dropped, what waits is still done, and then the
-/// threads end; nobody waits for that.
+/// A pool of threads. Clones are the same pool. When the last one is dropped, waiting tasks are still done, and then
+/// the threads end in the background.
 #[derive(Clone)]
 pub struct ThreadPool {
     handle: Arc<Handle>,
 }
 
 impl ThreadPool {
-    /// A pool of at most `threads` threads (at least 1) in which at most `queue_max` tasks wait. With 0 no task ever
-    /// waits: as many run as there are threads. Starts no thread yet.
+    /// A pool of at most `threads` threads (at least 1) and `queue_max` waiting tasks. With 0 no task ever waits: as
+    /// many run as there are threads. Starts no thread yet.
     pub fn new(name: &str, threads: usize, queue_max: usize) -> Self {
         Self::with_tuning(name, threads, queue_max, Tuning::default())
     }
@@ -78,13 +78,13 @@ impl ThreadPool {
         &self.handle.shared.name
     }
 
-    /// Tells pools apart as long as they exist.
+    /// Identifies the pool as long as it exists.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.handle) as usize
     }
 
-    /// Has `task` executed by a thread of the pool. It is queued now, not when the result is first waited for. Dropping
-    /// the result cancels a task that has not begun; one that has is executed to its end.
+    /// Runs `task` on a thread of the pool. It is queued now, not when the result is first awaited. Dropping the result
+    /// cancels a task that has not begun; one that has begun runs to its end.
     pub fn run<T, F>(&self, task: F) -> PoolTask<T>
     where
         T: Send + 'static,
@@ -108,21 +108,21 @@ impl ThreadPool {
         })
     }
 
-    /// Has `task` executed although nobody waits for it. Errors: as those of a result; the task has been dropped then.
+    /// Runs `task` without a result. Errors: as those of a result; then the task was dropped.
     pub fn detach(&self, device: Device, task: impl FnOnce() + Send + 'static) -> Result<(), PoolError> {
         self.in_this_world(|shared| {
             shared.submit(device, Arc::new(Task::detached(shared, device, Standing::Counts, task)))
         })
     }
 
-    /// Has `value` dropped by a thread of the pool: a file whose closing may wait, a large structure. This is never
-    /// refused and takes no place in the queue, so the caller must have a bound for it (that of open files, for
-    /// example). Where there are no threads at all it is dropped here.
+    /// Drops `value` on a thread of the pool: a file whose closing may wait, or a large structure. It is never refused
+    /// and takes no place in the queue, so the caller must bound the number of values (as that of open files is). If no
+    /// thread can be started it is dropped here.
     pub fn dispose(&self, device: Device, value: impl Send + 'static) {
         self.in_this_world(|shared| shared.dispose(device, value));
     }
 
-    /// Calls `f` with what does the work: this pool, or what stands for it on a simulated loop.
+    /// Calls `f` with this pool, or with its stand-in on a simulated loop.
     fn in_this_world<R>(&self, f: impl FnOnce(&Arc<Shared>) -> R) -> R {
         match World::current() {
             None => f(&self.handle.shared),
@@ -130,8 +130,8 @@ impl ThreadPool {
         }
     }
 
-    /// Changes the limits. Where there are more threads or tasks now than these allow, nothing new begins until they
-    /// are fewer; nothing is broken off.
+    /// Changes the limits. If there are more threads or tasks than these allow, nothing new begins until there are
+    /// fewer; nothing is cancelled.
     pub fn resize(&self, threads: usize, queue_max: usize) {
         let shared = &self.handle.shared;
         let mut state = shared.state.lock();
@@ -140,11 +140,11 @@ impl ThreadPool {
         let call = state.call_thread();
         drop(state);
         wake_all(surplus);
-        // Tasks that wait find out themselves when there is no thread.
+        // If there is no thread, the waiting tasks fail on their own.
         let _ = shared.answer(call);
     }
 
-    /// The counters now.
+    /// The current counters.
     pub fn counters(&self) -> PoolCounters {
         self.handle.shared.state.lock().counters()
     }
@@ -154,8 +154,8 @@ impl ThreadPool {
         self.handle.shared.status()
     }
 
-    /// Refuses new tasks and waits at most `wait` for those that there are; then drops those that have not begun (their
-    /// results are [`PoolError::Stopped`]). True if all threads have ended. Blocks: not for a loop.
+    /// Refuses new tasks and waits at most `wait` for the existing ones; then drops those that have not begun (their
+    /// result is [`PoolError::Stopped`]). True if all threads have ended. Blocks: not for a loop.
     pub fn stop(&self, wait: Duration) -> bool {
         let deadline = Instant::now() + wait;
         self.handle.shared.begin_end();
@@ -169,7 +169,7 @@ impl fmt::Debug for ThreadPool {
     }
 }
 
-/// The last one ends the pool.
+/// Owned by all clones; dropping the last one ends the pool.
 struct Handle {
     shared: Arc<Shared>,
 }
@@ -180,10 +180,10 @@ impl Drop for Handle {
     }
 }
 
-/// What only tests change.
+/// Parameters that only tests change.
 struct Tuning {
     idle_time: Duration,
-    /// Of new threads; 0 = what is usual.
+    /// Stack size of new threads; 0 = the default.
     stack_bytes: AtomicUsize,
     /// Its threads are events of a simulated world.
     is_simulated: bool,
@@ -207,11 +207,11 @@ struct Shared {
 struct State {
     queue: FairQueue<Arc<dyn Job>>,
     threads: usize,
-    /// Threads that have been started or woken for a task and have not looked yet.
+    /// Threads that were started or woken for a task and have not looked for it yet.
     coming: usize,
-    /// Those that rest; the last one is woken first, so that those that are not needed come to their end.
+    /// Idle threads; the last one is woken first, so that surplus threads reach their idle time.
     idle: Vec<Arc<Condvar>>,
-    /// Tasks in the queue that have stopped counting.
+    /// Tasks in the queue that do not count any more.
     abandoned: usize,
     completed: u64,
     panicked: u64,
@@ -221,19 +221,19 @@ struct State {
     is_ending: bool,
 }
 
-/// What a change of the state asks for, to be done without the lock.
+/// An action that a change of the state demands, to be done without the lock.
 enum Call {
     Nobody,
     Wake(Arc<Condvar>),
-    /// It has been counted already.
+    /// Start a thread, which is counted already.
     Start {
-        /// There is no other one, so that tasks are refused if it cannot be started.
+        /// There is no other thread, so tasks are refused if it cannot be started.
         is_only: bool,
     },
 }
 
 impl State {
-    /// Who is to come when there may be something that can run.
+    /// The thread to call when there may be a task that can run.
     fn call_thread(&mut self) -> Call {
         if self.queue.jobs() <= self.coming || !self.queue.has_startable() {
             return Call::Nobody;
@@ -250,7 +250,7 @@ impl State {
         Call::Start { is_only: self.threads == 1 }
     }
 
-    /// Calls all that rest.
+    /// Takes all idle threads, to be woken.
     fn take_idle(&mut self) -> Vec<Arc<Condvar>> {
         self.coming += self.idle.len();
         std::mem::take(&mut self.idle)
@@ -313,7 +313,7 @@ impl Shared {
     fn submit(self: &Arc<Self>, device: Device, job: Arc<dyn Job>) -> Result<(), PoolError> {
         let counts = job.entry().standing() == Standing::Counts;
         let mut state = self.state.lock();
-        // What only clears away is taken as long as there is a thread for it.
+        // Values to dispose of are accepted as long as there is a thread.
         if state.is_ending && (counts || state.threads == 0) {
             return Err(PoolError::Stopped);
         }
@@ -333,11 +333,11 @@ impl Shared {
 
     fn dispose(self: &Arc<Self>, device: Device, value: impl Send + 'static) {
         let task = Task::detached(self, device, Standing::Clears, move || drop(value));
-        // Refused, the task has been dropped, and the value with it.
+        // If refused, the task was dropped, and the value with it.
         let _ = self.submit(device, Arc::new(task));
     }
 
-    /// Nobody waits for this task any more. It stays where it is, for a thread to drop.
+    /// Abandons a task whose result was dropped. It stays in the queue, for a thread to drop.
     fn discount(&self, device: Device, entry: &QueueEntry) {
         let mut state = self.state.lock();
         if entry.standing() == Standing::Counts && state.abandoned < ABANDONED_MAX {
@@ -363,14 +363,14 @@ impl Shared {
 
     fn start_thread(self: &Arc<Self>) -> Result<(), PoolError> {
         if self.tuning.is_simulated {
-            // Without a world the loop has ended, and what waits is dropped with it.
+            // Without a world the loop has ended, and waiting tasks are dropped with it.
             if let Some(world) = World::current() {
                 world.plan_thread(SimulatedThread::new(self));
             }
             return Ok(());
         }
         let shared = Arc::clone(self);
-        // A NUL cannot be in a thread's name, but the configuration may have put one in the pool's.
+        // A thread's name cannot contain a NUL, but the configuration may have put one in the pool's.
         let name = format!("pool {}", self.name).replace('\0', "");
         let mut builder = std::thread::Builder::new().name(name);
         let stack_bytes = self.tuning.stack_bytes.load(Relaxed);
@@ -388,7 +388,7 @@ impl Shared {
         state.coming -= 1;
         state.thread_failures += 1;
         if state.threads > 0 {
-            // Those that run will come to it.
+            // The running threads will take the tasks.
             return Ok(());
         }
         let jobs = state.drain();
@@ -398,7 +398,7 @@ impl Shared {
         Err(error)
     }
 
-    /// The life of one thread.
+    /// The body of a thread.
     fn work(self: &Arc<Self>) {
         IS_OF_A_POOL.set(true);
         starter::start();
@@ -407,10 +407,10 @@ impl Shared {
         state.coming -= 1;
         loop {
             if let Some(taken) = state.take() {
-                // There may be work for another one: it need not be whoever submitted it who starts the threads.
+                // There may be work for another thread, which the submitter need not start.
                 let call = state.call_thread();
                 drop(state);
-                // Refused: there is one less, and this one runs.
+                // If that fails there is one thread less, but this one runs.
                 let _ = self.answer(call);
                 self.execute(&taken);
                 state = self.state.lock();
@@ -442,7 +442,7 @@ impl Shared {
         taken.job.execute(&mut freed);
     }
 
-    /// Waits to be called; false when that has lasted too long.
+    /// Waits to be woken; false after the idle time.
     fn rest(&self, state: &mut MutexGuard<'_, State>, signal: &Arc<Condvar>) -> bool {
         let deadline = Instant::now() + self.tuning.idle_time;
         state.idle.push(Arc::clone(signal));
@@ -459,7 +459,7 @@ impl Shared {
         }
     }
 
-    /// Takes no tasks any more; what waits is done first.
+    /// Refuses new tasks; waiting ones are still done.
     fn begin_end(&self) {
         let mut state = self.state.lock();
         state.is_ending = true;
@@ -468,7 +468,7 @@ impl Shared {
         wake_all(idle);
     }
 
-    /// Waits until the threads have ended, at most until the deadline, and then drops what has not begun.
+    /// Waits until the threads have ended, at most until the deadline, and then drops tasks that have not begun.
     fn end(&self, deadline: Instant) -> bool {
         let mut state = self.state.lock();
         while state.threads > 0 {
@@ -514,7 +514,7 @@ impl State {
         (self.is_ending && self.queue.jobs() == 0) || self.threads > self.queue.threads_allowed()
     }
 
-    /// Takes everything that has not begun.
+    /// Takes all tasks that have not begun.
     fn drain(&mut self) -> Vec<Arc<dyn Job>> {
         let jobs = self.queue.drain();
         jobs.iter().for_each(|job| job.entry().set(Standing::Gone));
@@ -532,8 +532,8 @@ pub(crate) fn on_a_loop() -> bool {
     Environment::try_with(|_| ()).is_some()
 }
 
-/// Whether the calling thread is one of a pool, so that it may block.
+/// Whether the calling thread belongs to a pool, so that it may block.
 pub(crate) fn on_a_pool_thread() -> bool {
-    // Asked while the thread ends, it is one that runs destructors only.
+    // False while the thread ends, when only destructors run.
     IS_OF_A_POOL.try_with(Cell::get).unwrap_or(false)
 }

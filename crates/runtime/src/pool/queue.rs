@@ -1,10 +1,10 @@
-//! Which task of a pool runs next, and which is refused: first come, first served on each device, devices in turn.
+//! The queue of a pool: first come, first served on each device, devices in turn.
 //!
-//! A data structure only: it knows no threads, no locks and no clock, and takes the pool's word for what runs.
+//! A data structure only, without threads, locks and clock: the pool reports which tasks run.
 //!
-//! One device may hold all threads and the whole queue as long as nobody else wants them. While others wait it gets no
-//! more than half of each (rounded up). What it already holds cannot be taken from it, least of all when it hangs; so
-//! the half that belongs to the others, if it is taken, is lent by a *reserve* of the same size:
+//! One device may use all threads and the whole queue as long as no other needs them. While others wait it gets at most
+//! half of each (rounded up). What it already holds cannot be taken back, least of all when it hangs; so if the others'
+//! half is in use, a *reserve* of the same size lends it to them:
 //!
 //! ```text
 //!   threads=4     A alone          B comes            A answers again
@@ -12,12 +12,13 @@
 //!   reserve       . .              B B                . .
 //! ```
 //!
-//! A device's tasks may stand in several queues (`Device::queues`), which are devices of their own here, but for the
-//! reserve: those of one device hang together, and what they have taken of the others' half is lent for all of them.
+//! A device's tasks may stand in several queues (`Device::queues`), which are treated as devices of their own, except
+//! for the reserve: the queues of one device hang together, and what they use of the others' half is lent for all of
+//! them.
 //!
 //! Invariants: at most `threads` tasks run, and with the reserve half as many more; the devices other than the largest
-//! always find half of the threads and of the queue; a thread never rests while a task waits that may run. With a
-//! single thread there is no half to lend, and no reserve: tasks run strictly one after the other.
+//! always find half of the threads and of the queue; no thread is idle while a waiting task may run. With a single
+//! thread there is no half to lend, and no reserve: tasks run strictly one after the other.
 
 #[cfg(test)]
 mod tests;
@@ -26,14 +27,14 @@ use std::collections::{HashMap, VecDeque};
 
 use super::device::{Device, Queue};
 
-/// The tasks of one device.
+/// The tasks of one device queue.
 struct Lane<J> {
     jobs: VecDeque<J>,
-    /// Of `jobs`, those that count: not those that only clear away.
+    /// Number of `jobs` that count: without abandoned tasks and values to drop.
     waiting: usize,
-    /// Tasks that run and count.
+    /// Number of running tasks that count.
     running: usize,
-    /// Threads that are busy for this device, whatever with.
+    /// Number of threads busy for this device, with any job.
     busy: usize,
 }
 
@@ -52,24 +53,24 @@ impl<J> Lane<J> {
 pub(super) struct FairQueue<J> {
     threads_max: usize,
     queue_max: usize,
-    /// Those that have jobs or busy threads.
+    /// Device queues that have jobs or busy threads.
     lanes: HashMap<Device, Lane<J>>,
-    /// The devices that have jobs, each once, the next one first.
+    /// Device queues that have jobs, each once; the next one is first.
     turns: VecDeque<Device>,
     jobs: usize,
     waiting: usize,
     running: usize,
     busy: usize,
-    /// The device that has more than its share of the threads, with all its queues. There cannot be two, except after
-    /// the pool was made smaller: then the other one is found when this one has no more than its share.
+    /// The device that exceeds its share of the threads, with all its queues. There cannot be two, except after the
+    /// pool was made smaller: then the second one is found when the first one is within its share again.
     over_share: Option<Device>,
     /// The same for threads and queue together.
     over_half: Option<Device>,
-    /// Its limits have been changed.
+    /// The limits were changed.
     was_resized: bool,
 }
 
-/// A job that a thread is to take on.
+/// A job for a thread.
 pub(super) struct Taken<J> {
     pub job: J,
     pub device: Device,
@@ -101,7 +102,7 @@ impl<J> FairQueue<J> {
         self.queue_max
     }
 
-    /// Changes the limits. What is there stays, also when it is more than they allow now.
+    /// Changes the limits. Existing jobs stay, even beyond the new limits.
     pub fn resize(&mut self, threads_max: usize, queue_max: usize) {
         self.threads_max = threads_max.max(1);
         self.queue_max = queue_max;
@@ -115,32 +116,32 @@ impl<J> FairQueue<J> {
         sizes.max_by_key(|&(size, _)| size).filter(|&(size, _)| size > bound).map(|(_, device)| device)
     }
 
-    /// Jobs, whether they count or not.
+    /// Number of jobs in the queue, whether they count or not.
     pub fn jobs(&self) -> usize {
         self.jobs
     }
 
-    /// Tasks that wait.
+    /// Number of waiting tasks.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Tasks that run.
+    /// Number of running tasks.
     pub fn running(&self) -> usize {
         self.running
     }
 
-    /// What one device may have of the threads while others wait.
+    /// Limit of threads for one device while others wait.
     fn share(&self) -> usize {
         self.threads_max.div_ceil(2)
     }
 
-    /// What one device may have of threads and queue while others wait.
+    /// Limit of threads and queue together for one device while others wait.
     fn half(&self) -> usize {
         self.share().saturating_add(self.queue_max.div_ceil(2))
     }
 
-    /// For each queue of a device of files that something runs or waits for: its number, what runs, and what waits.
+    /// Number, running and waiting tasks of each queue of a device of files.
     pub fn device_loads(&self) -> impl Iterator<Item = (u64, usize, usize)> + '_ {
         let of_files = self.lanes.iter().filter(|(device, _)| device.is_of_files());
         of_files.map(|(device, lane)| (device.number, lane.running, lane.waiting))
@@ -150,24 +151,24 @@ impl<J> FairQueue<J> {
         self.lanes.get(&device)
     }
 
-    /// Of all queues of the device.
+    /// Sum over all queues of the device.
     fn total(&self, device: Device, size: impl Fn(&Lane<J>) -> usize) -> usize {
         device.queues().filter_map(|queue| self.lane(queue)).map(size).sum()
     }
 
-    /// Whether this is the device that has more than its share of the threads.
+    /// Whether this device exceeds its share of the threads.
     fn is_over_share(&self, device: Device) -> bool {
         self.over_share.is_some_and(|over| over.number == device.number)
     }
 
-    /// How many threads there may be: more than `threads_max` while one device has more than its share of them.
+    /// Limit of threads: more than `threads_max` while one device exceeds its share of them.
     pub fn threads_allowed(&self) -> usize {
         let Some(over) = self.over_share else { return self.threads_max };
         let reserved = self.threads_max - self.share();
         self.threads_max.max(self.total(over, |lane| lane.busy).saturating_add(reserved))
     }
 
-    /// Whether there is room for one more task of this device; if not, how many tasks wait.
+    /// Whether one more task of this device is admitted; if not, the error is the number of waiting tasks.
     pub fn admit(&self, device: Device) -> Result<(), usize> {
         let load = self.running + self.waiting;
         if load < self.threads_max {
@@ -185,7 +186,7 @@ impl<J> FairQueue<J> {
         if admitted { Ok(()) } else { Err(load - self.threads_max) }
     }
 
-    /// Appends a job. One that does not count takes nobody's place and was not asked for admission.
+    /// Appends a job. One that does not count takes no place and needs no admission.
     pub fn push(&mut self, device: Device, job: J, counts: bool) {
         let lane = self.lanes.entry(device).or_default();
         if lane.jobs.is_empty() {
@@ -200,7 +201,7 @@ impl<J> FairQueue<J> {
         }
     }
 
-    /// A job that waits counts no more.
+    /// Notes that a waiting job does not count any more.
     pub fn discount(&mut self, device: Device) {
         let lane = self.lanes.get_mut(&device).expect("a lane with a job that waits");
         lane.waiting -= 1;
@@ -211,7 +212,7 @@ impl<J> FairQueue<J> {
     /// Whether a thread would find a job that may run now.
     pub fn has_startable(&self) -> bool {
         if self.busy < self.threads_max {
-            // Two devices that have their share of the threads have all of them; so one of those that wait has not.
+            // Two device queues at their share use all threads; so one of those that wait is below it.
             return !self.turns.is_empty();
         }
         let Some(over) = self.over_share else { return false };
@@ -220,13 +221,12 @@ impl<J> FairQueue<J> {
         self.busy - self.total(over, |lane| lane.busy) < reserved && others_wait()
     }
 
-    /// The next job for a thread that is free. `counts` says of it whether it still does.
+    /// Takes the next job for a free thread. `counts` tells whether it still counts.
     pub fn take(&mut self, counts: impl FnOnce(&J) -> bool) -> Option<Taken<J>> {
         if !self.has_startable() {
             return None;
         }
-        // At most three queues can have their share of the threads, and the device that lends has four; they are passed
-        // over.
+        // At most three queues can be at their share; the lending device has four. They are skipped.
         let lends = self.busy >= self.threads_max;
         let device = (0..self.turns.len()).find_map(|_| {
             let device = self.turns.pop_front()?;
@@ -255,7 +255,7 @@ impl<J> FairQueue<J> {
         Some(Taken { job, device, counts })
     }
 
-    /// A thread is done with what it took.
+    /// Notes that a thread has finished a job.
     pub fn finish(&mut self, device: Device, counts: bool) {
         let lane = self.lanes.get_mut(&device).expect("a device with busy threads has a lane");
         lane.busy -= 1;
@@ -269,7 +269,7 @@ impl<J> FairQueue<J> {
         }
     }
 
-    /// Takes everything that waits.
+    /// Takes all waiting jobs.
     pub fn drain(&mut self) -> Vec<J> {
         self.turns.clear();
         (self.jobs, self.waiting) = (0, 0);
@@ -291,7 +291,7 @@ impl<J> FairQueue<J> {
         self.over_half = self.who_is_over(self.over_half, device, Lane::load, self.half());
     }
 
-    /// The device that has more than this, when it was `known` before something of `device` changed.
+    /// The device that exceeds a limit, after `device` has changed; `known` is the one before.
     fn who_is_over(
         &self,
         known: Option<Device>,

@@ -1,6 +1,7 @@
-//! The pools of this process: found by name for a configuration, listed for the status page, ended with the process.
+//! The pools of this process: found by name for a configuration, listed for the status page, and ended with the
+//! process.
 //!
-//! Nothing here keeps a pool alive, except `default`: the others belong to the configurations that name them.
+//! The registry keeps no pool alive, except `default`: the others belong to the configurations that name them.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -14,10 +15,10 @@ const DEFAULT_NAME: &str = "default";
 const DEFAULT_THREADS: usize = 32;
 const DEFAULT_QUEUE_MAX: usize = 65536;
 
-/// Every pool that has threads or an owner.
+/// All pools that have threads or an owner.
 static POOLS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Those that were asked for by name.
+/// Pools that were requested by name.
 static NAMED: Mutex<Vec<(Arc<str>, Weak<Handle>)>> = Mutex::new(Vec::new());
 
 /// The pool named `default`, which always exists. [`ThreadPool::resize`] changes its limits.
@@ -26,8 +27,8 @@ pub fn default_pool() -> ThreadPool {
     DEFAULT.get_or_init(|| ThreadPool::new(DEFAULT_NAME, DEFAULT_THREADS, DEFAULT_QUEUE_MAX)).clone()
 }
 
-/// The pool of this name if there is one, with the limits that it has; otherwise a new one with these. It lasts as long
-/// as somebody has it.
+/// The existing pool of this name, with its limits; otherwise a new one with these. It exists as long as there are
+/// handles to it.
 pub fn named_pool(name: &str, threads: usize, queue_max: usize) -> ThreadPool {
     if name == DEFAULT_NAME {
         return default_pool();
@@ -43,18 +44,18 @@ pub fn named_pool(name: &str, threads: usize, queue_max: usize) -> ThreadPool {
     pool
 }
 
-/// All pools of this process, also those that are ending and have threads that do not.
+/// All pools of this process, including ended ones whose threads have not.
 pub fn pools() -> Vec<PoolStatus> {
     all().iter().map(|shared| shared.status()).collect()
 }
 
-/// Ends all pools: new tasks are refused, those that there are have at most `wait` to be done. True if all threads
-/// have ended. Blocks: for the end of the process.
+/// Ends all pools: new tasks are refused, existing ones have at most `wait` to finish. True if all threads have ended.
+/// Blocks: for the end of the process.
 pub fn stop_pools(wait: Duration) -> bool {
     let deadline = Instant::now() + wait;
     let pools = all();
     pools.iter().for_each(|shared| shared.begin_end());
-    // Every one of them is told to drop what waits, whatever the others do.
+    // Every pool drops its waiting tasks, even if others did not end.
     let have_ended: Vec<bool> = pools.iter().map(|shared| shared.end(deadline)).collect();
     !have_ended.contains(&false)
 }

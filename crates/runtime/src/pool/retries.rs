@@ -1,4 +1,4 @@
-//! Work that must be done although a pool has no room for it now: it is tried again, for a bounded time.
+//! Retries of tasks that must be done although the pool has no room, for a bounded time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,22 +9,23 @@ use super::{Device, PoolError, ThreadPool};
 use crate::environment::now;
 use crate::time::sleep;
 
-/// For how long: as long as a disk may take for what waits in a full queue. Whoever waits for longer learns it.
+/// Total time: as long as a disk may take for a full queue. After that the caller gets the error.
 const TRIED_FOR: Duration = Duration::from_secs(5);
 
-/// The pauses: at first what a thread takes to come free that has just ended its task, then doubled up to this.
+/// Pauses between tries: at first the time that a thread needs to become free after its task, then doubled up to the
+/// maximum.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(64);
 
 impl ThreadPool {
-    /// As [`ThreadPool::run_for`], for a loop: while the pool refuses the task it is tried again, for some seconds at
-    /// most. Errors: the pool's, also the last refusal.
+    /// As [`ThreadPool::run_for`], for a loop: while the pool refuses the task, it is retried for some seconds. Errors:
+    /// the pool's, including the last refusal.
     pub async fn run_when_there_is_room<T, F>(&self, device: Device, task: F) -> Result<T, PoolError>
     where
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
-        // A task that is refused is dropped; what it is to do stays here.
+        // A refused task is dropped, but its closure stays here.
         let task = Arc::new(Mutex::new(Some(task)));
         let end = now() + TRIED_FOR;
         let mut pause = PAUSE_MIN;

@@ -1,7 +1,7 @@
-//! Pools in a simulated world: the same queues and the same counting, but threads that are only events. When one comes,
-//! how long it takes and so in which order tasks end is chance; tasks run on the loop's own thread.
+//! Pools in a simulated world: the same queues and counters, but threads are only events. Chance decides when a thread
+//! comes and how long it takes, and so in which order tasks end; tasks run on the loop's own thread.
 //!
-//! A world has its own queue for every pool that its loop uses, so that nothing outside of it can change the run.
+//! A world has its own queue for every pool that its loop uses, so that no other thread can influence the run.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use super::queue::Taken;
 use super::task::Job;
 use super::{Shared, Tuning};
 
-/// The pools that a world's loop has used.
+/// The pools used by a world's loop.
 #[derive(Default)]
 pub(crate) struct SimulatedPools {
-    /// The real one and its stand-in.
+    /// Real pools with their stand-ins.
     known: RefCell<Vec<(Arc<Shared>, Arc<Shared>)>>,
 }
 
 impl SimulatedPools {
-    /// What stands for this pool in the world, with the same limits.
+    /// The stand-in for this pool, with the same limits.
     pub(super) fn stand_in(&self, real: &Arc<Shared>) -> Arc<Shared> {
         let limits = {
             let state = real.state.lock();
@@ -35,7 +35,7 @@ impl SimulatedPools {
         stand_in
     }
 
-    /// How many tasks wait or run.
+    /// Number of waiting and running tasks.
     pub fn tasks(&self) -> usize {
         let count = |pool: &Shared| {
             let state = pool.state.lock();
@@ -46,7 +46,7 @@ impl SimulatedPools {
 }
 
 impl Drop for SimulatedPools {
-    /// Tasks know their pool, and the pool knows the tasks that wait.
+    /// Breaks the cycle: tasks refer to their pool, and the pool to waiting tasks.
     fn drop(&mut self) {
         for (_, pool) in self.known.take() {
             pool.begin_end();
@@ -55,14 +55,14 @@ impl Drop for SimulatedPools {
     }
 }
 
-/// A thread of a stand-in, between two steps of its life.
+/// A thread of a stand-in, between two steps.
 pub(crate) struct SimulatedThread {
     pool: Arc<Shared>,
     state: State,
 }
 
 enum State {
-    /// It has been started and has not looked yet.
+    /// It was started and has not looked for a task yet.
     Comes,
     Has(Taken<Arc<dyn Job>>),
 }
@@ -76,7 +76,7 @@ impl SimulatedThread {
         matches!(self.state, State::Has(_))
     }
 
-    /// Does what it has and takes the next task, for which it needs a while; `None` when there is none: it ends.
+    /// Runs its task and takes the next one, which it runs after a while; `None` if there is none: the thread ends.
     pub fn step(self) -> Option<SimulatedThread> {
         let SimulatedThread { pool, state } = self;
         match state {
@@ -90,7 +90,7 @@ impl SimulatedThread {
         };
         let call = state.call_thread();
         drop(state);
-        // None is ever refused here.
+        // Starting a thread never fails here.
         let _ = pool.answer(call);
         Some(SimulatedThread { pool, state: State::Has(taken) })
     }

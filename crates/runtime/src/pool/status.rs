@@ -1,4 +1,4 @@
-//! What is told of a pool: why a task gave no result, and what the pool is doing and has done.
+//! Status of a pool: errors of tasks, counters and limits.
 
 use std::fmt;
 use std::io;
@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use gale_base::histogram::Snapshot;
 
-/// Why a task gave no result.
+/// The reason why a task has no result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PoolError {
-    /// The queue is full. The text is nginx's.
+    /// The queue is full. The message is nginx's.
     Overflow {
         /// The pool's name.
         pool: Arc<str>,
-        /// How many tasks wait.
+        /// Number of waiting tasks.
         waiting: usize,
     },
-    /// The task panicked; it was reported as every caught panic is.
+    /// The task panicked, which was reported like every caught panic.
     Panicked,
     /// The pool was stopped before the task began.
     Stopped,
-    /// Not one thread could be started.
+    /// No thread could be started.
     NoThread(io::ErrorKind),
 }
 
@@ -45,55 +45,55 @@ impl From<PoolError> for io::Error {
     }
 }
 
-/// What a pool is doing and has done.
+/// Counters of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PoolCounters {
-    /// Threads that there are.
+    /// Current number of threads.
     pub threads: usize,
-    /// Tasks being executed.
+    /// Tasks that are running.
     pub running: usize,
-    /// Tasks waiting for a thread.
+    /// Tasks that wait for a thread.
     pub waiting: usize,
-    /// Tasks executed since the start, panics included.
+    /// Tasks that have run since the start, panics included.
     pub completed: u64,
-    /// Of these, how many panicked.
+    /// Tasks of these that panicked.
     pub panicked: u64,
-    /// Tasks that were given up before they began.
+    /// Tasks that were cancelled before they began.
     pub cancelled: u64,
     /// Tasks refused because the queue was full.
     pub refused: u64,
-    /// How often the system refused to start a thread.
+    /// Times that the system refused to start a thread.
     pub thread_failures: u64,
 }
 
-/// What a pool does for a device.
+/// Pool tasks of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolDevice {
     /// `st_dev` of stat(2).
     pub number: u64,
-    /// Tasks being executed.
+    /// Tasks that are running.
     pub running: usize,
-    /// Tasks waiting for a thread.
+    /// Tasks that wait for a thread.
     pub waiting: usize,
 }
 
-/// A pool as the status page shows it.
+/// Status of a pool, for the status page.
 #[derive(Clone, Debug)]
 pub struct PoolStatus {
-    /// Its name. A pool that was replaced may still be there under the same name.
+    /// The name. A pool that was replaced may still exist under the same name.
     pub name: Arc<str>,
-    /// The limit of its threads.
+    /// Limit of threads.
     pub threads_max: usize,
-    /// The limit of the tasks that wait.
+    /// Limit of waiting tasks.
     pub queue_max: usize,
-    /// It takes no tasks any more and ends when those that it has are done.
+    /// The pool accepts no more tasks and ends with the existing ones.
     pub is_ending: bool,
-    /// What it does.
+    /// Counters.
     pub counters: PoolCounters,
-    /// What it does for devices of files: each that something runs or waits for, once.
+    /// Devices of files with running or waiting tasks, each once.
     pub devices: Vec<PoolDevice>,
-    /// How long tasks have waited for a thread.
+    /// Times that tasks have waited for a thread.
     pub wait_times: Snapshot,
-    /// How long tasks have run.
+    /// Times that tasks have run.
     pub run_times: Snapshot,
 }

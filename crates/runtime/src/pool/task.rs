@@ -1,12 +1,12 @@
-//! One task of a pool and its result: a single allocation that the queue, the thread and the one who waits share.
+//! A pool task and its result: a single allocation shared by the queue, the thread and the waiter.
 //!
 //! ```text
-//!   Waiting ──► Running ──► Done ──► Taken          the result goes to whoever waits for it
-//!      │           └──────► Unwanted                nobody waits any more: the thread drops the result
-//!      └──► Abandoned                               nobody waits any more: never begins, the thread drops the task
+//!   Waiting ──► Running ──► Done ──► Taken          the waiter gets the result
+//!      │           └──────► Unwanted                the waiter has left: the thread drops the result
+//!      └──► Abandoned                               the waiter has left: never begins, the thread drops the task
 //! ```
 //!
-//! What a task has captured and what it returns is dropped in the pool whenever nobody wants it: a loop never frees it.
+//! Captured values and results are dropped in the pool if the waiter has left: a loop never frees them.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -25,26 +25,26 @@ use crate::executor::panics::boundary;
 use crate::inbox::Outside;
 use crate::time::Moment;
 
-/// What the queue and the threads know of a task.
+/// A task for the queue and the threads.
 pub(super) trait Job: Send + Sync {
-    /// Runs it, or drops it when nobody wants it any more. Calls `freed` in between the end of the task and the
-    /// delivery of its result, so that who gets that finds the thread free. Never panics.
+    /// Runs the task, or drops it if it was abandoned. Calls `freed` between the end of the task and the delivery of
+    /// its result, so that the receiver of the result finds the thread free. Never panics.
     fn execute(&self, freed: &mut dyn FnMut(Ended));
-    /// Ends it before it began.
+    /// Fails the task before it began.
     fn refuse(&self, error: PoolError);
     fn entry(&self) -> &QueueEntry;
 }
 
-/// How a task ended.
+/// The end of a task.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
     Completed,
     Panicked,
-    /// Dropped without having begun.
+    /// Dropped before it began.
     Cancelled,
 }
 
-/// A task as the queue sees it. Written only under the pool's lock.
+/// The queue's view of a task. Written only under the pool's lock.
 pub(super) struct QueueEntry {
     pub submitted: Instant,
     standing: AtomicU8,
@@ -53,13 +53,13 @@ pub(super) struct QueueEntry {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Standing {
-    /// It waits and counts.
+    /// Waiting and counted.
     Counts,
-    /// It only clears away and never counted.
+    /// A value to drop; never counted.
     Clears,
-    /// It waits to be dropped and counts no more.
+    /// Waiting to be dropped; counts no more.
     Abandoned,
-    /// A thread has it.
+    /// Taken by a thread.
     Gone,
 }
 
@@ -82,12 +82,12 @@ impl QueueEntry {
     }
 }
 
-/// The result of a task to come. Dropped before, it takes the task with it: one that has not begun never does, and
-/// leaves the queue's count at once.
+/// The future of a task's result. Dropping it cancels a task that has not begun, which at once stops counting as
+/// waiting.
 #[must_use = "the task is cancelled when its result is dropped"]
 pub struct PoolTask<T> {
     stage: Stage<T>,
-    /// Since when a loop waits for it.
+    /// Time since which a loop waits for it.
     waits_since: Option<Moment>,
 }
 
@@ -96,8 +96,8 @@ thread_local! {
     static WAITED_NS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How long tasks of pools have been waited for whose results were taken, or given up, on this thread since this was
-/// asked last: whoever asks before and after a poll knows what that has waited for.
+/// Time spent waiting for pool tasks whose results were taken or dropped on this thread, since the last call. Calling
+/// it before and after a poll gives the waits of that poll.
 pub fn take_pool_wait() -> Duration {
     Duration::from_nanos(WAITED_NS.take())
 }
@@ -119,7 +119,7 @@ impl<T> PoolTask<T> {
 }
 
 impl<T> PoolTask<T> {
-    /// It is waited for no more.
+    /// Ends the wait.
     fn note_wait(&mut self) {
         if let Some(since) = self.waits_since.take()
             && let Some(now) = try_now()
@@ -162,10 +162,10 @@ impl<T> Drop for PoolTask<T> {
     }
 }
 
-/// What the one who waits knows of a task.
+/// The waiter's view of a task.
 pub(super) trait Outcome<T>: Send + Sync {
     fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<T, PoolError>>;
-    /// Nobody waits any more.
+    /// The waiter has left.
     fn abandon(&self);
 }
 
@@ -173,13 +173,13 @@ pub(super) struct Task<T, F> {
     pool: Arc<Shared>,
     device: Device,
     entry: QueueEntry,
-    /// Runs although nobody waits for the result.
+    /// Runs even without a waiter.
     is_detached: bool,
     state: Mutex<State<T, F>>,
 }
 
 enum State<T, F> {
-    /// Virtual time stands still as long as `outside` exists: to the end of the delivery.
+    /// Virtual time stands still while `outside` exists: until the result was delivered.
     Waiting {
         task: F,
         waker: Option<Waker>,
@@ -212,7 +212,7 @@ where
         }
     }
 
-    /// One that nobody waits for.
+    /// A task without a result.
     pub fn detached(pool: &Arc<Shared>, device: Device, standing: Standing, task: F) -> Self {
         Task { entry: QueueEntry::new(standing), is_detached: true, ..Task::new(pool, device, task) }
     }
@@ -247,7 +247,7 @@ where
             }
             State::Abandoned { task, outside } => {
                 drop(state);
-                // What the task has captured may panic when dropped, here and below.
+                // Dropping captured values may panic, here and below.
                 let _ = boundary("pool task", || drop(task));
                 freed(Ended::Cancelled);
                 return drop(outside);
@@ -261,7 +261,7 @@ where
         drop(state);
         let mut result = Some(boundary("pool task", task).map_err(|_| PoolError::Panicked));
         let ended = if matches!(result, Some(Ok(_))) { Ended::Completed } else { Ended::Panicked };
-        // What nobody wants may take long to drop, as a file that is closed: the thread is busy for so long.
+        // Dropping an unwanted result may take long, as when it closes a file: the thread is busy for that time.
         if matches!(*self.state.lock(), State::Unwanted) {
             let _ = boundary("pool task", || drop(result.take()));
         }
@@ -269,7 +269,7 @@ where
         if let Some(result) = result {
             let _ = boundary("pool task", || self.deliver(result));
         }
-        // After the waking: virtual time may go on when nobody is outside any more.
+        // After the wake-up: virtual time may go on when no `Outside` is left.
         drop(outside);
     }
 

@@ -1,10 +1,10 @@
-//! Threads that come and go, tasks that are given up, refusals.
+//! Threads that start and end, abandoned tasks, refusals.
 
 use std::sync::mpsc;
 
 use super::*;
 
-/// Longer than any machine needs; only a failed test waits so long.
+/// Longer than any machine needs; only a failing test waits so long.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 impl Shared {
@@ -61,7 +61,7 @@ fn the_thread_that_rested_last_is_woken_first() {
     assert_eq!(used, [used[0]; 10]);
 }
 
-/// No thread can have a stack of this size: there are not as many addresses.
+/// No thread can have a stack of this size: the address space is too small.
 const STACK_TOO_LARGE: usize = 1 << 60;
 
 #[test]

@@ -1,7 +1,7 @@
-//! Calls on a loop for files, which should not wait, and whether they did.
+//! File system calls on a loop, which should not wait, and whether they did.
 //!
-//! Timing each call would cost as much as a small call itself. So a call only leaves a mark of its device. If the turn
-//! becomes a stall, and the thread has slept in it (`stall/`), the devices of its calls are busy for a while.
+//! Timing each call would cost as much as a small call itself. So a call only marks its device. If the turn becomes a
+//! stall in which the thread slept (`stall/`), the devices marked in it count as busy for a while.
 
 use std::cell::Cell;
 
@@ -15,13 +15,13 @@ pub(crate) struct LoopCalls {
 }
 
 impl LoopCalls {
-    /// A call for this device is made.
+    /// Marks a device as called in this turn.
     #[inline]
     pub(super) fn note(&self, device: usize) {
         self.called.set(self.called.get() | 1 << device);
     }
 
-    /// The turn that began at this moment is over. Returns the devices, a bit each, of calls that may have waited.
+    /// Ends the turn that began at this time. Returns the devices, a bit each, whose calls may have waited.
     #[inline]
     pub(super) fn end_turn(&self, turns: &Turns, began: u64) -> u64 {
         let called = self.called.replace(0);
@@ -43,7 +43,7 @@ mod tests {
         while ThreadUsage::now().run - begun < 2 * STALL_THRESHOLD {}
     }
 
-    /// The devices that a turn of this length with calls for the fourth one makes busy.
+    /// The devices made busy by a turn of this length with calls for the fourth one.
     fn devices(turn: Duration, act: impl FnOnce()) -> u64 {
         let (calls, turns, began) = (LoopCalls::default(), Turns::new(), 1_000_000_000);
         turns.mark(began, ThreadUsage::now());
@@ -60,7 +60,7 @@ mod tests {
     fn turn_that_slept_makes_the_devices_of_its_calls_busy() {
         std::thread::spawn(|| {
             let sleep = || std::thread::sleep(Duration::from_millis(1));
-            // A thread that was preempted as well is not judged so.
+            // A thread that was also preempted is not judged blocked.
             assert!((0..1000).any(|_| devices(2 * STALL_THRESHOLD, sleep) == 1 << 3));
             assert_eq!(devices(STALL_THRESHOLD / 2, sleep), 0, "a short turn");
             assert_eq!(devices(2 * STALL_THRESHOLD, compute), 0, "a turn that computed");

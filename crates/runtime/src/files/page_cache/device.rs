@@ -6,11 +6,12 @@
 //! | busy | four or more within two seconds | of pages known to be in memory | the same, if used before (fact of 24 ms) |
 //! | not answering | some, and none has ended for a while | of pages known to be in memory | never |
 //!
-//! A device is busy, too, for two seconds after a call on a loop has waited for it.
+//! A device is also busy for two seconds after a call on a loop has waited for it.
 //!
-//! Even a read that must not wait may do so: where a page is missing it submits the read-ahead, and sleeps while the
-//! device's queue is full. So does a read of a page in memory that the kernel has marked, when a page ahead of it is
-//! missing. So a loop asks a busy device only for pages that are known to be there, with those ahead of them.
+//! Even a read that must not wait may do so: for a missing page it submits the read-ahead, and sleeps while the
+//! device's queue is full. A read of a page in memory does the same if the kernel has marked that page and one ahead of
+//! it is missing. So a loop asks a busy device only for pages that are known to be in memory, together with those ahead
+//! of them.
 //!
 //! States are found by a hash of the device's number, without a lock. Devices that share a state count as one device.
 
@@ -22,19 +23,19 @@ use crate::time::Moment;
 /// Reads in flight from which on a device is busy. Loop devices and some flash memory have queues of four.
 const BUSY_READS: u32 = 4;
 
-/// How long a device is busy after it had so many reads in flight, or after a call on a loop has waited for it. Between
-/// two reads of its clients it may have none in flight.
+/// Time for which a device stays busy after it had that many reads in flight, or after a call on a loop has waited for
+/// it. Between two reads of its clients it may have none in flight.
 const BUSY_TIME: Duration = Duration::from_secs(2);
 
-/// How long a device with reads in flight may end none of them. Slow disks end some within tens of milliseconds,
-/// however many there are.
+/// Longest time without a completed read, while some are in flight, of a device that answers. Slow disks complete some
+/// within tens of milliseconds, however many are in flight.
 const SILENCE_MAX: Duration = Duration::from_millis(100);
 
-/// Bound of the distance to a missing page: half of the longest question, so that an answer about a larger file says
-/// something.
+/// Upper bound of the distance to a missing page: half of the longest question, so that answers about larger files are
+/// useful.
 const READ_AHEAD_BYTES_MAX: u64 = 2 << 20;
 
-/// How a device behaves. A later condition allows less.
+/// Condition of a device. A later one allows less.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Condition {
     Healthy,
@@ -43,7 +44,7 @@ pub(crate) enum Condition {
 }
 
 impl Condition {
-    /// Its name in the status.
+    /// Name on the status page.
     pub fn name(self) -> &'static str {
         match self {
             Condition::Healthy => "healthy",
@@ -59,16 +60,16 @@ impl Condition {
 pub(crate) struct DeviceState {
     /// `st_dev` of the first device with this state; 0 = none yet.
     pub(super) number: AtomicU64,
-    /// Pieces that were read because they were not in memory, and the time that this took together.
+    /// Reads of pieces that were not in memory, and their total time.
     pub(super) reads_done: AtomicU64,
     pub(super) reads_nanos: AtomicU64,
     /// Reads in flight.
     pub(super) reads: AtomicU32,
-    /// Looks in flight on threads of a pool.
+    /// Checks in flight on pool threads.
     pub(super) looks: AtomicU32,
-    /// Last time at which a read ended, or began when there was none.
+    /// Time at which a read last ended, or the first one began.
     progress_at_nanos: AtomicU64,
-    /// Last time at which the device answered; 0 = never.
+    /// Time at which the device last answered; 0 = never.
     answered_at_nanos: AtomicU64,
     /// End of the time in which the device is busy.
     busy_until_nanos: AtomicU64,
@@ -103,7 +104,7 @@ impl DeviceState {
         }
     }
 
-    /// The device of this number is asked for something.
+    /// Notes that the device of this number is used.
     #[inline]
     pub fn note_asked(&self, number: u64) {
         if self.number.load(Relaxed) == 0 {
@@ -111,7 +112,7 @@ impl DeviceState {
         }
     }
 
-    /// A read begins.
+    /// Notes the beginning of a read.
     pub fn begin_read(&self, now: Moment) {
         if self.reads.load(Relaxed) == 0 {
             self.progress_at_nanos.fetch_max(now.as_nanos(), Relaxed);
@@ -121,12 +122,12 @@ impl DeviceState {
         }
     }
 
-    /// A read is over.
+    /// Notes the end of a read.
     pub fn note_progress(&self, now: Moment) {
         self.progress_at_nanos.fetch_max(now.as_nanos(), Relaxed);
     }
 
-    /// A piece that was not in memory was read in this time.
+    /// Notes the time of a read of a piece that was not in memory.
     pub fn note_read(&self, time: Duration, now: Moment) {
         self.note_progress(now);
         self.answered_at_nanos.fetch_max(now.as_nanos(), Relaxed);
@@ -139,9 +140,9 @@ impl DeviceState {
         self.answered_at_nanos.load(Relaxed) > then.as_nanos()
     }
 
-    /// How near to a missing page a read of pages in memory may make the kernel read ahead: a mark in one window has
-    /// the next one read, and a window is twice the device's `read_ahead_kb` for a file that is read sequentially. Up
-    /// to 2 MiB.
+    /// Distance to a missing page within which a read of pages in memory may trigger read-ahead: a mark in one window
+    /// triggers the next one, and a window is twice the device's `read_ahead_kb` for a file that is read sequentially.
+    /// Up to 2 MiB.
     pub fn read_ahead_bytes(&self) -> u64 {
         let known = self.read_ahead_bytes.load(Relaxed);
         if known > 0 {
@@ -152,14 +153,14 @@ impl DeviceState {
         bytes
     }
 
-    /// The device is busy from now on, for a while.
+    /// Makes the device busy for a while.
     pub fn stay_busy(&self, now: Moment) {
         self.busy_until_nanos.fetch_max((now + BUSY_TIME).as_nanos(), Relaxed);
     }
 }
 
-/// `read_ahead_kb` of the device, or of the disk if it is a partition. Where the kernel has none (btrfs, overlayfs, no
-/// sysfs) the most that counts. Reads sysfs, which waits for no device.
+/// `read_ahead_kb` of the device, or of the disk if it is a partition. If the kernel has none (btrfs, overlayfs, no
+/// sysfs), the maximum. Reads sysfs, which waits for no device.
 fn read_ahead_kib(device: u64) -> u64 {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let paths =

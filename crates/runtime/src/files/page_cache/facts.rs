@@ -3,10 +3,10 @@
 //!
 //! A second table of this kind holds uses: parts that were sent or read.
 //!
-//! A table without locks for all files and loops, by device and inode. An entry is one word and describes a *window* of
-//! 1 MiB in *parts* of 64 KiB; a bit is set if all of a part was in memory. An entry is as old as its oldest bit. A set
-//! of two entries holds what is known of a window at two times, or of two windows with the same hash; the older entry
-//! is replaced. A fact that is lost costs one question to the kernel.
+//! A lock-free table for all files and loops, by device and inode. An entry is one word and describes a *window* of 1
+//! MiB in *parts* of 64 KiB; a bit is set if all of a part was in memory. An entry is as old as its oldest bit. A set
+//! of two entries holds facts of a window at two times, or of two windows with the same hash; the older entry is
+//! replaced. A lost fact costs one question to the kernel.
 //!
 //! ```text
 //!   63      40 39        24 23      0
@@ -38,16 +38,16 @@ const PARTS_SHIFT: u32 = 24;
 const PARTS_MASK: u64 = (1 << WINDOW_PARTS) - 1;
 const TAG_MASK: u64 = !0 << 40;
 
-/// Age up to which an entry takes further bits. It keeps its age then, so that no bit seems newer than it is.
+/// Age up to which an entry accepts further bits. It keeps its age, so that no bit seems newer than it is.
 const MERGED_TICKS: u64 = 1;
 
-/// The same of an entry about uses: a minute.
+/// The same for entries about uses: a minute.
 const USES_MERGED_TICKS: u64 = 60 * 125;
 
-/// The clock of another loop may be ahead by so many ticks.
+/// Ticks by which another loop's clock may be ahead.
 const AHEAD_TICKS_MAX: u64 = 125;
 
-/// Name of a file in the table.
+/// Hash of a file in the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FileHash(u64);
 
@@ -66,12 +66,12 @@ impl Facts {
         Facts::with_slots(SLOTS)
     }
 
-    /// `count` is a power of two, and 2 at least.
+    /// `count` is a power of two, at least 2.
     pub fn with_slots(count: usize) -> Facts {
         assert!(count.is_power_of_two() && (2..=SLOTS).contains(&count));
         let layout = Layout::array::<AtomicU64>(count).expect("a small table");
-        // SAFETY: the layout is not of size zero and that of `count` atomics, for which zeros are valid. Zeroed memory
-        // that comes from the system takes no room until it is written; `collect` would write all of it.
+        // SAFETY: the layout has a non-zero size and is that of `count` atomics, for which zeros are valid. Zeroed
+        // memory from the system takes no room until it is written; `collect` would write all of it.
         let slots = unsafe {
             let memory = alloc_zeroed(layout).cast::<AtomicU64>();
             if memory.is_null() {
@@ -82,13 +82,14 @@ impl Facts {
         Facts { slots }
     }
 
-    /// All of `range` is in memory now. The last part of a file of this `size` is whole at the end of the file.
+    /// Notes that all of `range` is in memory now. The last part of a file of this `size` is whole at the end of the
+    /// file.
     #[inline]
     pub fn note(&self, file: FileHash, range: Range<u64>, size: u64, now: Moment) {
         self.note_range(file, range, size, MERGED_TICKS, now);
     }
 
-    /// All of `range` is used now, in a table of uses: an entry takes bits for a minute.
+    /// Notes that all of `range` is used now, in a table of uses: an entry accepts bits for a minute.
     #[inline]
     pub fn note_use(&self, file: FileHash, range: Range<u64>, size: u64, now: Moment) {
         self.note_range(file, range, size, USES_MERGED_TICKS, now);
@@ -131,7 +132,7 @@ impl Facts {
         }
     }
 
-    /// Nothing is known any more of the parts of this range, which is not empty.
+    /// Forgets the facts about this range, which is not empty.
     pub fn forget(&self, file: FileHash, range: Range<u64>) {
         let (mut part, end) = (range.start / PART, range.end.div_ceil(PART));
         while part < end {
@@ -149,14 +150,14 @@ impl Facts {
         }
     }
 
-    /// Bytes from `offset` on that were in memory at most `age` ago, up to `length`; in whole parts, but for the ends
+    /// Bytes from `offset` on that were in memory at most `age` ago, up to `length`; in whole parts, except at the ends
     /// of the piece.
     #[inline]
     pub fn known_length(&self, file: FileHash, offset: u64, length: u64, age: Duration, now: Moment) -> u64 {
         self.length_of_age(file, offset, length, Duration::ZERO..=age, now)
     }
 
-    /// The same of parts whose entry is so old.
+    /// The same for parts whose entry has an age in this range.
     #[inline]
     pub fn length_of_age(
         &self,

@@ -1,9 +1,9 @@
-//! The page cache helper: a process that says how much of a file is in memory.
+//! The page cache helper: a process that tells how much of a file is in memory.
 //!
-//! mincore(2) tells that to the owner of a file, to a process that may write the file, and with CAP_FOWNER; to others
-//! it says "everything". An unprivileged worker process is none of these for most files. So a process of its own with
-//! CAP_FOWNER and no other right answers for descriptors that the worker process has opened and sends. mincore reads
-//! nothing, waits for no device, and counts no page that is still being read.
+//! mincore(2) tells that to the owner of a file, to a process that may write the file, and to one with CAP_FOWNER; for
+//! others it reports every page as resident. An unprivileged worker process is none of these for most files. So a
+//! helper process with CAP_FOWNER and no other capability answers for descriptors that the worker process has opened
+//! and sends. mincore reads nothing, waits for no device, and counts no page that is still being read.
 //!
 //! The helper refuses everything else: after its start a seccomp filter leaves it the few system calls below, and no
 //! path is ever opened. One thread answers in the order of the questions; a question takes 1 to 75 microseconds.
@@ -25,10 +25,10 @@ use crate::seccomp::{self, Filter, With};
 /// Longest range of a question: 1,024 pages of 4 KiB.
 pub(super) const QUESTION_BYTES_MAX: u64 = 4 << 20;
 
-/// Number of an answer without a question: the helper has begun, and earlier questions are lost.
+/// Number of an answer without a question: the helper has started, and earlier questions are lost.
 pub(super) const STARTED: u64 = 0;
 
-/// The helper cannot tell.
+/// The helper does not know.
 const UNKNOWN: u64 = u64::MAX;
 
 /// Pages of one call of mincore(2).
@@ -40,7 +40,7 @@ const BEHIND_END: u64 = 64 << 20;
 /// Number of cachestat(2), since Linux 6.5.
 const CACHESTAT: libc::c_long = 451;
 
-/// How much is in memory of a range of a file.
+/// A question: how much of a range of a file is in memory?
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Question {
     pub number: u64,
@@ -48,7 +48,7 @@ pub(super) struct Question {
     pub length: u64,
 }
 
-/// The first bytes of the range are in memory: so many; `None` if the kernel does not tell.
+/// The answer: the number of bytes in memory from the beginning of the range; `None` if the kernel does not tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Answer {
     pub number: u64,
@@ -90,8 +90,8 @@ fn words<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
     rest.is_empty().then(|| words.map(u64::from_ne_bytes))
 }
 
-/// Answers what comes over this socket (SOCK_SEQPACKET) until its other ends are closed, and ends the process then. For
-/// a process of its own with one thread.
+/// Answers questions over this socket (SOCK_SEQPACKET) until its other ends are closed, and then ends the process. For
+/// a helper process with a single thread.
 ///
 /// # Errors
 /// seccomp(2)'s when the system calls cannot be restricted.
@@ -99,11 +99,11 @@ pub fn serve_page_cache_questions(socket: &OwnedFd) -> io::Result<Infallible> {
     let page = rustix::param::page_size() as u64;
     restrict_system_calls()?;
     let code = i32::from(answer(socket, page).is_err());
-    // SAFETY: ends the process. Whatever else would be done at its end is forbidden now.
+    // SAFETY: ends the process. The seccomp filter forbids all other clean-up.
     unsafe { libc::_exit(code) }
 }
 
-/// Answers until the other end is gone.
+/// Answers until the other end is closed.
 fn answer(socket: &OwnedFd, page: u64) -> io::Result<()> {
     send(socket, Answer { number: STARTED, bytes: None })?;
     loop {
@@ -114,7 +114,7 @@ fn answer(socket: &OwnedFd, page: u64) -> io::Result<()> {
         let count = match rustix::net::recvmsg(socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
             Ok(received) => received.bytes,
             Err(Errno::INTR) => continue,
-            // It left without reading all answers.
+            // The peer has closed without reading all answers.
             Err(Errno::CONNRESET) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         };
@@ -127,7 +127,7 @@ fn answer(socket: &OwnedFd, page: u64) -> io::Result<()> {
             _ => None,
         });
         let known = file.as_ref().and_then(|file| resident_bytes(file.as_fd(), question, page));
-        // Before the answer: the worker process keeps its own descriptor until then, so that this is not the last
+        // Closed before the answer: the worker process keeps its own descriptor until then, so this is not the last
         // close.
         drop(file);
         match send(socket, Answer { number: question.number, bytes: known }) {
@@ -137,7 +137,7 @@ fn answer(socket: &OwnedFd, page: u64) -> io::Result<()> {
     }
 }
 
-/// Sends an answer, however often the kernel has no memory for it: a request waits.
+/// Sends an answer; retries while the kernel has no memory, because a request waits.
 fn send(socket: &OwnedFd, answer: Answer) -> Result<(), Errno> {
     loop {
         match rustix::net::send(socket, &answer.to_bytes(), SendFlags::NOSIGNAL) {
@@ -147,13 +147,13 @@ fn send(socket: &OwnedFd, answer: Answer) -> Result<(), Errno> {
     }
 }
 
-/// Bytes of the range that are in memory, from its beginning on.
+/// Bytes in memory from the beginning of the range on.
 fn resident_bytes(file: BorrowedFd<'_>, question: Question, page: u64) -> Option<u64> {
     let begin = question.offset / page * page;
     let end = question.offset.checked_add(question.length.min(QUESTION_BYTES_MAX))?;
     let length = end - begin;
     let stat = rustix::fs::fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file())?;
-    // Before Linux 6.5, or where the call is forbidden, only mincore is left.
+    // Before Linux 6.5, or if the call is forbidden, only mincore is left.
     if cached_pages(file, begin, length) == Ok(0) {
         return Some(0);
     }
@@ -176,8 +176,8 @@ fn resident_bytes(file: BorrowedFd<'_>, question: Question, page: u64) -> Option
     Some(resident.saturating_sub(question.offset - begin))
 }
 
-/// Whether mincore(2) knows better than to say "in memory" of a page far behind the end of the file, as it does of
-/// every page where this process may not know (no CAP_FOWNER, an owner that is not mapped into the user namespace).
+/// Whether mincore(2) is truthful: it reports a page far behind the end of the file as resident, like every page, if
+/// this process may not know (no CAP_FOWNER, an owner that is not mapped into the user namespace).
 fn tells_the_truth(file: BorrowedFd<'_>, size: u64, page: u64) -> Option<bool> {
     let mut pages = [0; PAGES_AT_ONCE];
     let behind_end = size.checked_add(BEHIND_END)? / page * page;
@@ -185,8 +185,8 @@ fn tells_the_truth(file: BorrowedFd<'_>, size: u64, page: u64) -> Option<bool> {
     Some(pages[0] & 1 == 0)
 }
 
-/// Pages of a range in the page cache, those that are still being read included. Errors: EPERM where the kernel does
-/// not tell, ENOSYS before Linux 6.5.
+/// Pages of a range in the page cache, including those that are still being read. Errors: EPERM if the kernel does not
+/// tell, ENOSYS before Linux 6.5.
 pub(super) fn cached_pages(file: BorrowedFd<'_>, offset: u64, length: u64) -> Result<u64, Errno> {
     let (range, mut counts) = ([offset, length], [0_u64; 5]);
     // SAFETY: cachestat(2) reads `struct cachestat_range`, two numbers, and fills `struct cachestat`, five.
@@ -198,7 +198,7 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
-/// A range of a file that is mapped only to be asked about: no byte of it is accessible.
+/// A mapping of a file that serves only mincore(2): no byte of it is accessible.
 struct Mapped {
     memory: *mut libc::c_void,
     length: usize,
@@ -214,11 +214,11 @@ impl Mapped {
         (memory != libc::MAP_FAILED).then_some(Mapped { memory, length })
     }
 
-    /// Asks about `length` bytes from `offset` on, which begin at a page.
+    /// Asks about `length` bytes from `offset` on, which is at a page boundary.
     fn mincore(&self, offset: u64, length: u64, pages: &mut [u8; PAGES_AT_ONCE]) -> Option<()> {
         assert!(offset + length <= self.length as u64);
-        // SAFETY: the range is within the mapping, and `pages` has room for a byte a page: the caller asks about as
-        // many pages as it has bytes at most.
+        // SAFETY: the range is within the mapping, and `pages` has room for a byte per page: no caller asks about more
+        // pages.
         let code = unsafe { libc::mincore(self.memory.byte_add(offset as usize), length as usize, pages.as_mut_ptr()) };
         (code == 0).then_some(())
     }
@@ -226,13 +226,13 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own.
+        // SAFETY: this value owns the mapping.
         unsafe { libc::munmap(self.memory, self.length) };
     }
 }
 
-/// The system calls of [`serve_page_cache_questions`] (fcntl: where a debug build closes a descriptor), and those that
-/// end the process or go on after a stop.
+/// The system calls of [`serve_page_cache_questions`] (fcntl: a debug build uses it to close descriptors), and those
+/// that end the process or continue after a stop.
 const ALLOWED: [libc::c_long; 13] = [
     libc::SYS_recvmsg,
     libc::SYS_sendto,
@@ -249,7 +249,7 @@ const ALLOWED: [libc::c_long; 13] = [
     libc::SYS_restart_syscall,
 ];
 
-/// From now on the process may only make these calls; another one ends it.
+/// Restricts the process to these calls; any other one kills it.
 fn restrict_system_calls() -> io::Result<()> {
     let allowed = ALLOWED.map(|call| (call, With::Anything));
     Filter::new(allowed, seccomp::Answer::Allow, seccomp::Answer::End)?.enter()

@@ -1,10 +1,10 @@
 //! The page cache: which pages of files are in memory, and what a loop may therefore do without waiting.
 //!
-//! The kernel is the only one that knows, and what it has said holds for a moment. So a loop sends by `sendfile` only
-//! what a fact says is in memory ([`facts`]), and reads on its own only what cannot make it wait. How long a fact
-//! holds, and whether a read that must not wait really does not, depends on the [`Condition`] of the device. Where a
-//! read might wait, the kernel is asked first: by the loop itself for files of its own user (cachestat(2)), by the page
-//! cache helper for others ([`helper`]).
+//! Only the kernel knows, and its answer is valid for a moment. So a loop sends by `sendfile` only pages that a fact
+//! says are in memory ([`facts`]), and reads on its own only where it cannot wait. The [`Condition`] of the device
+//! decides how long a fact is valid, and whether a read that must not wait really does not. If a read might wait, the
+//! kernel is asked first: by the loop itself for files of its own user (cachestat(2)), by the page cache helper for
+//! others ([`helper`]).
 
 mod calls;
 mod device;
@@ -47,46 +47,45 @@ pub(crate) use self::facts::FileHash;
 pub use self::helper::serve_page_cache_questions;
 pub use self::questions::use_page_cache_helper;
 
-/// How long a fact holds while nothing has to be read from any device: nothing takes memory from pages then that were
-/// used a moment ago.
+/// Validity of a fact while nothing has to be read from any device: then no pages that were used a moment ago are
+/// evicted.
 const FACT_TIME: Duration = Duration::from_secs(1);
 
-/// How long a fact holds within [`FACT_TIME`] of a read from a device: each takes memory for what is read ahead as
-/// well.
+/// Validity of a fact within [`FACT_TIME`] of a read from a device: each read takes memory, for its read-ahead as well.
 const FACT_TIME_READING: Duration = Duration::from_millis(250);
 
-/// How long a fact holds on a busy device. Long enough for all clients of a file that is in demand to use one answer.
+/// Validity of a fact on a busy device. Long enough for all clients of a popular file to use one answer.
 const FACT_TIME_BUSY: Duration = Duration::from_millis(24);
 
-/// How long a part that was used counts as one that is in demand, unless a page near it was found missing. On a busy
-/// device only such parts go by `sendfile`: the kernel evicts first what was read ahead and not used. Others are read,
-/// which does not wait if they have gone. Where the kernel cannot be asked, a thread looks for them before it reads.
+/// Time for which a used part counts as in demand, unless a page near it was found missing. On a busy device only such
+/// parts are sent by `sendfile`: the kernel evicts first what was read ahead and not used. Others are read, which does
+/// not wait if they were evicted. If the kernel cannot be asked, a pool thread checks for them before it reads.
 const IN_DEMAND_TIME: Duration = Duration::from_secs(60);
 
-/// Age of a use from which a part counts as one that stays: pages that were used once are the next that are evicted.
+/// Age of a use from which a part counts as likely to stay: pages that were used once are evicted next.
 const IN_DEMAND_FROM: Duration = Duration::from_secs(2);
 
-/// Looks of one device in flight on threads of a pool. A look writes the file's time of access, or is made where the
-/// kernel cannot be asked. Those that wait for the journal leave threads to the other queues of the device.
+/// Checks in flight per device on pool threads. Such a check updates the file's access time, or is made because the
+/// kernel cannot be asked. The limit leaves threads to the device's other queues when checks wait for the journal.
 const LOOKS_MAX: u32 = 4;
 
-/// How many of these may write times of access.
+/// Checks of these that may update access times.
 const ACCESS_LOOKS_MAX: u32 = 2;
 
-/// Most bytes of one `sendfile` whose pages are read first, to find out whether they are in memory.
+/// Limit of bytes of one `sendfile` that are read first, to find out if they are in memory.
 const PROBED_BYTES_MAX: u64 = 256 * 1024;
 
-/// As many as [`LoopCalls`] has bits.
+/// Number of device states; [`LoopCalls`] has a bit for each.
 const DEVICES: usize = 64;
 
-/// The slot that has the state of the device of this number.
+/// Index of the state of the device with this number.
 #[inline]
 fn slot(device: u64) -> usize {
     // Minor numbers of disks' partitions and of anonymous devices are consecutive.
     (device ^ device >> 8) as usize % DEVICES
 }
 
-/// The turn of a loop that began at this moment is over: calls for files that it made may have waited.
+/// Ends the turn of a loop that began at this time: file system calls in it may have waited.
 #[inline]
 pub(crate) fn end_turn(calls: &LoopCalls, turns: &Turns, began: u64) {
     let devices = calls.end_turn(turns, began);
@@ -97,22 +96,22 @@ pub(crate) fn end_turn(calls: &LoopCalls, turns: &Turns, began: u64) {
     }
 }
 
-/// A call of a loop for files of this device has waited.
+/// Notes that a call of a loop for files of this device has waited.
 #[cold]
 fn note_wait(device: &DeviceState) {
     count_event(Event::Misprediction);
     device.stay_busy(now_anywhere());
 }
 
-/// Knowledge that all loops share.
+/// Facts and states that all loops share.
 pub(crate) struct PageCache {
     facts: Facts,
-    /// Parts that were sent or read, whenever in the last minute.
+    /// Parts that were sent or read in the last minute.
     uses: Facts,
     devices: [DeviceState; DEVICES],
-    /// Last time at which a piece of any device was not in memory; 0 = never.
+    /// Time at which a piece of any device was last missing in memory; 0 = never.
     missed_at_nanos: AtomicU64,
-    /// Reads of what is not in memory.
+    /// Reads in flight of pieces that are not in memory.
     pub(super) reads: Arc<Reads>,
 }
 
@@ -121,7 +120,7 @@ impl PageCache {
         PageCache::with(Facts::new)
     }
 
-    /// With room for facts about so many windows: a power of two, 2 at least.
+    /// With room for facts about `count` windows: a power of two, at least 2.
     pub fn with_slots(count: usize) -> Arc<Self> {
         PageCache::with(|| Facts::with_slots(count))
     }
@@ -136,7 +135,7 @@ impl PageCache {
         })
     }
 
-    /// How the device of this number (`st_dev`) behaves now.
+    /// Condition of the device with this number (`st_dev`).
     #[inline]
     pub fn condition(&self, device: u64) -> Condition {
         self.device(device).condition(now_anywhere())
@@ -149,7 +148,7 @@ impl PageCache {
         device
     }
 
-    /// How long facts about files of a device in this condition hold.
+    /// Validity of facts about files on a device in this condition.
     #[inline]
     fn fact_time(&self, condition: Condition, now: Moment) -> Duration {
         let missed_at = self.missed_at_nanos.load(Relaxed);
@@ -160,7 +159,7 @@ impl PageCache {
         }
     }
 
-    /// Figures of the devices that something was asked of, by their numbers.
+    /// Counters of the used devices, by number.
     pub fn read_figures(&self, now: Moment) -> Vec<(u64, DeviceReads)> {
         let figures = |device: &DeviceState| DeviceReads {
             condition: device.condition(now).name(),
@@ -172,23 +171,23 @@ impl PageCache {
         asked.filter(|&(number, _)| number != 0).map(|(number, device)| (number, figures(device))).collect()
     }
 
-    /// A piece was not in memory.
+    /// Notes that a piece was not in memory.
     fn note_miss(&self, now: Moment) {
-        // All loops read it with each request: it is written when that says something new.
+        // All loops read this with each request, so it is only written when it changes much.
         let is_known = now < Moment::from_nanos(self.missed_at_nanos.load(Relaxed)) + FACT_TIME_READING / 4;
         if !is_known {
             self.missed_at_nanos.store(now.as_nanos().max(1), Relaxed);
         }
     }
 
-    /// Counts a read in flight until [`InFlight::end`], or until the result is dropped: then the read was given up.
+    /// Counts a read in flight until [`InFlight::end`], or until the result is dropped: then the read was abandoned.
     pub fn begin_read(self: &Arc<Self>, device: u64) -> InFlight {
         let now = now_anywhere();
         self.device(device).begin_read(now);
         InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads, began: now, end: End::GivenUp }
     }
 
-    /// Counts a look by a thread of a pool, if there may be one more.
+    /// Counts a check by a pool thread, if one more is allowed.
     pub fn begin_look(self: &Arc<Self>, device: u64, writes_access_time: bool) -> Option<InFlight> {
         let looks = &self.device(device).looks;
         let most = if writes_access_time { ACCESS_LOOKS_MAX } else { LOOKS_MAX };
@@ -198,7 +197,7 @@ impl PageCache {
     }
 }
 
-/// A read or a look in flight on a device.
+/// A read or a check in flight on a device.
 pub(crate) struct InFlight {
     page_cache: Arc<PageCache>,
     device: u64,
@@ -207,9 +206,9 @@ pub(crate) struct InFlight {
     end: End,
 }
 
-/// How a read or a look ended.
+/// End of a read or a check.
 enum End {
-    /// It was not carried out, or says nothing.
+    /// It was not carried out, or tells nothing.
     GivenUp,
     FoundInMemory,
     /// The device has answered.
@@ -217,7 +216,7 @@ enum End {
 }
 
 impl InFlight {
-    /// The piece was read. If a thread has waited for that the device has answered; else it was in memory after all.
+    /// Ends a read. If a thread has waited for it the device has answered; else the piece was in memory after all.
     pub fn end(mut self, has_waited: bool) {
         self.end = if has_waited { End::Read } else { End::FoundInMemory };
     }
@@ -226,7 +225,7 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let device = self.page_cache.device(self.device);
-        // The real time: a loop hears of it before its clock has moved on.
+        // The current time: a loop learns of it before its clock has moved on.
         match self.end {
             End::GivenUp => {}
             End::FoundInMemory => device.note_progress(real_now_anywhere()),
@@ -240,7 +239,7 @@ impl Drop for InFlight {
     }
 }
 
-/// Reads of a device that were not in memory.
+/// Reads from a device of pieces that were not in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct DeviceReads {
     pub condition: &'static str,
@@ -249,30 +248,30 @@ pub(crate) struct DeviceReads {
     pub time: Duration,
 }
 
-/// Result of a look at a piece of a file.
+/// Result of a check of a piece of a file.
 #[derive(Debug)]
 pub enum CachedRead {
-    /// This much of the piece from its beginning; nothing at the end of the file.
+    /// Bytes from the beginning of the piece; empty at the end of the file.
     Found(Bytes),
     /// The beginning of the piece is not in memory.
     NotInMemory,
-    /// The look might have waited.
+    /// The check might have waited.
     NotLooked,
 }
 
 impl CachedRead {
-    /// How the piece is read when it was not found.
+    /// Options for reading the piece, which was not found.
     pub fn how(&self) -> ReadHow {
         ReadHow { unlooked: matches!(self, CachedRead::NotLooked), ..ReadHow::default() }
     }
 }
 
-/// Answer to a question about a piece.
+/// Answer about a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Residency {
     /// The piece is in memory, with the pages that the kernel would read ahead.
     InMemory,
-    /// The beginning of the piece is in memory. A read may have the kernel read ahead.
+    /// The beginning of the piece is in memory. A read may trigger read-ahead.
     NearMissing,
     /// The first page is missing.
     Missing,
@@ -280,30 +279,30 @@ pub(super) enum Residency {
     Unknown,
 }
 
-/// Whether a read of this device has ended since then, so that it is slow at most, and does not hang. Reads of pieces
-/// that were in memory do not count.
+/// Whether a read from this device has ended since then, so it is slow at most, and does not hang. Reads of pieces that
+/// were in memory do not count.
 pub fn has_device_answered_since(device: Device, then: Moment) -> bool {
     file_system(|file_system| file_system.page_cache().device(device.file_device()).has_answered_since(then))
 }
 
-/// Whether something is being read from this device, or waits for a thread to read it.
+/// Whether a read from this device is in flight, or waits for a thread.
 pub fn is_device_reading(device: Device) -> bool {
     file_system(|file_system| file_system.page_cache().device(device.file_device()).reads.load(Relaxed) > 0)
 }
 
 thread_local! {
-    /// Destination of reads of which only the result matters.
+    /// Destination of reads whose bytes are not needed.
     static PROBED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl File {
-    /// Reads what is in memory now, at most `length` bytes from `offset` on, if that cannot wait. Errors: pread(2)'s,
+    /// Reads bytes that are in memory, at most `length` from `offset` on, if that cannot wait. Errors: pread(2)'s,
     /// `OutOfMemory` at the hard limit of leases.
     pub fn look(&self, offset: u64, length: usize) -> io::Result<CachedRead> {
         self.look_unless(offset, length, || self.writes_access_time())
     }
 
-    /// As [`File::look`] at a file of this process alone, whose time of access is of no concern.
+    /// As [`File::look`], for a file of this process alone, whose access time does not matter.
     pub(super) fn look_at_own(&self, offset: u64, length: usize) -> io::Result<CachedRead> {
         self.look_unless(offset, length, || false)
     }
@@ -340,12 +339,11 @@ impl File {
         })
     }
 
-    /// Whether a loop may read this piece if it is in memory: not if it is missing on a device that is busy. `None` if
-    /// that is not known.
+    /// Whether a loop may read this piece: not if pages are missing on a busy device. `None` if that is unknown.
     fn may_be_read(&self, cache: &PageCache, offset: u64, length: u64) -> Option<bool> {
         let now = now_anywhere();
         let condition = cache.device(self.metadata().device).condition(now);
-        // Nothing is behind the end.
+        // There are no pages behind the end.
         let length = length.min(self.metadata().size.saturating_sub(offset)).max(1);
         if condition == Condition::Healthy || self.known_length(cache, offset, length, FACT_TIME_BUSY, now) == length {
             return Some(true);
@@ -354,7 +352,7 @@ impl File {
     }
 
     /// Whether all pages of a piece are in the page cache, with those that the kernel would read ahead; pages that are
-    /// still being read count. `None` if that is not known: the kernel tells the owner of the file, and the pages ahead
+    /// still being read count. `None` if that is unknown: the kernel tells only the file's owner, and the pages ahead
     /// may be missing.
     fn is_cached(&self, cache: &PageCache, offset: u64, length: u64) -> Option<bool> {
         if self.shared.access != ReadAccess::Local || self.shared.is_foreign.load(Relaxed) {
@@ -376,14 +374,14 @@ impl File {
         }
     }
 
-    /// Bytes of a piece that were in memory at most so long ago, from its beginning on.
+    /// Bytes from the beginning of a piece that were in memory at most `age` ago.
     #[inline]
     fn known_length(&self, cache: &PageCache, offset: u64, length: u64, age: Duration, now: Moment) -> u64 {
         cache.facts.known_length(self.shared.hash, offset, length, age, now)
     }
 
-    /// Whether a piece is in memory by what is known now, so that `sendfile` will not wait. False, too, where finding
-    /// out might wait. Errors: pread(2)'s.
+    /// Whether a piece is known to be in memory, so that `sendfile` will not wait. False also if finding out might
+    /// wait. Errors: pread(2)'s.
     pub fn is_resident(&self, offset: u64, length: u64) -> io::Result<bool> {
         Ok(self.sendable(offset, length, length)? == length)
     }
@@ -394,20 +392,20 @@ impl File {
             return false;
         }
         self.with_page_cache(|cache| {
-            // Of pages that are still being read only a read tells.
+            // For pages that are still being read only a read gives the answer.
             self.known_length(cache, offset, length, FACT_TIME_BUSY, now_anywhere()) == length
                 || self.is_cached(cache, offset, length) == Some(true)
                     && self.probe(cache, offset, length).is_ok_and(|found| found == length)
         })
     }
 
-    /// How many bytes of a piece one `sendfile` may take now, from its beginning on; 0 unless these are in memory as
-    /// [`File::is_resident`] says. Errors: pread(2)'s.
+    /// Number of bytes that one `sendfile` may take now from the beginning of a piece; 0 unless these are in memory as
+    /// for [`File::is_resident`]. Errors: pread(2)'s.
     pub fn sendfile_length(&self, offset: u64, length: u64) -> io::Result<u64> {
         self.sendable(offset, length, 0)
     }
 
-    /// `least` bytes are asked about in any case.
+    /// At least `least` bytes are probed in any case.
     fn sendable(&self, offset: u64, length: u64, least: u64) -> io::Result<u64> {
         if self.waits_for_others() || self.writes_access_time() {
             return Ok(0);
@@ -432,8 +430,8 @@ impl File {
         })
     }
 
-    /// Reads a piece part by part, to find out how much of it is in memory. A byte at either end of a part would not
-    /// show a hole between them.
+    /// Reads a piece part by part, to find out how much of it is in memory. Reading a byte at either end of a part
+    /// would not reveal a hole between them.
     fn probe(&self, cache: &PageCache, offset: u64, length: u64) -> io::Result<u64> {
         let mut at = offset;
         while at < offset + length {
@@ -454,20 +452,20 @@ impl File {
         Ok(at - offset)
     }
 
-    /// Makes a call for this file that should not wait. If it has waited, the device is busy for a while.
+    /// Makes a system call for this file that should not wait. If it has waited, the device is busy for a while.
     #[inline]
     pub fn watched<T>(&self, call: impl FnOnce() -> T) -> T {
         let device = self.metadata().device;
         _ = Environment::try_with(|environment| environment.file_calls.note(slot(device)));
         let result = call();
-        // In a simulated world chance says which calls wait.
+        // In a simulation chance decides which calls wait.
         if World::current().is_some_and(|world| world.call_was_slow()) {
             self.with_page_cache(|cache| note_wait(cache.device(device)));
         }
         result
     }
 
-    /// A piece has been sent or written, so it is in memory now.
+    /// Notes that a piece was sent or written, so it is in memory now.
     pub fn note_sent(&self, offset: u64, length: usize) {
         self.with_page_cache(|cache| self.note_used(cache, offset..offset.saturating_add(length as u64)));
     }
@@ -479,7 +477,7 @@ impl File {
         self.note_in_memory(cache, range);
     }
 
-    /// So many bytes of those that were asked for were found in memory; the next one was not.
+    /// Notes that `found` of the `asked` bytes were in memory, and the next one was not.
     pub(crate) fn note_found(&self, cache: &PageCache, offset: u64, asked: usize, found: usize) {
         let end = offset + found as u64;
         self.note_used(cache, offset..end);
@@ -494,21 +492,21 @@ impl File {
         }
     }
 
-    /// A page near this offset was not in memory: what is there of the pages behind it has been read ahead since they
-    /// were used.
+    /// Notes that a page near this offset was missing: pages behind it that are in memory were read ahead again since
+    /// they were used.
     fn note_not_in_demand(&self, cache: &PageCache, offset: u64) {
         cache.uses.forget(self.shared.hash, offset..offset.saturating_add(QUESTION_BYTES_MAX));
     }
 
-    /// The page at this offset is not in memory.
+    /// Notes that the page at this offset is not in memory.
     pub(super) fn note_missing(&self, cache: &PageCache, offset: u64) {
         cache.facts.forget(self.shared.hash, offset..offset + 1);
         self.note_not_in_demand(cache, offset);
         cache.note_miss(now_anywhere());
     }
 
-    /// Asks the page cache helper about a piece, and notes the answer. For a piece of which all is wanted soon, the
-    /// rest of the file is asked about as well.
+    /// Asks the page cache helper about a piece, and notes the answer. If a whole large piece is wanted, the question
+    /// covers the rest of the file too.
     pub(super) async fn ask(&self, cache: &PageCache, offset: u64, length: u64) -> Residency {
         let size = self.metadata().size;
         let ahead = cache.device(self.metadata().device).read_ahead_bytes();
@@ -543,7 +541,7 @@ impl File {
         }
     }
 
-    /// Whether a look by a thread is likely to find the piece.
+    /// Whether a check by a pool thread is likely to find the piece.
     pub(super) fn is_worth_a_look(&self, cache: &PageCache, offset: u64) -> bool {
         cache.uses.known_length(self.shared.hash, offset, 1, IN_DEMAND_TIME, now_anywhere()) > 0
     }
@@ -557,11 +555,11 @@ impl File {
         file_system(|file_system| f(file_system.page_cache()))
     }
 
-    /// Begins to read a piece that is not in memory in a pool, or takes part in such a read that is under way; not
-    /// beyond the end of the piece, fewer bytes at the end of the file, none behind it. Errors: `OutOfMemory` at the
-    /// hard limit of leases.
+    /// Begins to read a piece that is not in memory in a pool, or joins such a read in flight. The result ends with the
+    /// piece; it is shorter at the end of the file, and empty behind it. Errors: `OutOfMemory` at the hard limit of
+    /// leases.
     pub fn begin_read(&self, pool: &ThreadPool, offset: u64, length: usize, how: ReadHow) -> io::Result<PieceRead> {
-        // No look is of use there.
+        // A check is of no use for these.
         let how = ReadHow { unlooked: how.unlooked && !self.waits_for_others() && how.direct.is_none(), ..how };
         self.with_page_cache(|cache| PieceRead::begin(cache, self, pool, (offset, length), how))
     }
@@ -625,7 +623,7 @@ mod tests {
         assert!(is_known(0) && is_known(1) && !is_known(2));
         file.note_found(&cache, 0, length, length - 4096);
         assert!(is_known(0) && !is_known(1));
-        // At its end nothing is missing.
+        // At the end of the file nothing is missing.
         let last = (file.metadata().size - 1) / PART;
         let rest = (file.metadata().size - last * PART) as usize;
         file.note_found(&cache, last * PART, length, rest);

@@ -1,11 +1,12 @@
-//! Questions to the page cache helper ([`super::helper`]), asked on loops, answered on any.
+//! Questions to the page cache helper ([`super::helper`]): asked on loops, and answered on a thread of their own.
 //!
 //! ```text
 //!   loop ── sendmsg (descriptor) ──► helper ── answer ──► thread "page cache" ── wake-up ──► loop
 //! ```
 //!
-//! No loop waits: what the socket does not take, or is not answered in time, is answered with "unknown", and the piece
-//! is read by a pool. A helper that has died is started again by the master on the same socket and says so.
+//! No loop waits: a question that the socket does not take, or that is not answered in time, is answered with
+//! "unknown", and a pool reads the piece. When a helper has died, the master starts a new one on the same socket, which
+//! announces itself.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -29,7 +30,7 @@ use crate::time::{Moment, system_now};
 /// Questions in flight. The socket's buffer takes about as many.
 const QUESTIONS_MAX: usize = 256;
 
-/// Longest wait for an answer. An answer takes some 15 microseconds where a processor is free.
+/// Longest wait for an answer. An answer takes about 15 microseconds if a processor is free.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The questions of this process.
@@ -37,7 +38,7 @@ pub(super) static QUESTIONS: LazyLock<Questions> = LazyLock::new(Questions::defa
 
 #[derive(Default)]
 pub(super) struct Questions {
-    /// The helper has said something, and has answered all questions in time since.
+    /// The helper has sent something, and has answered all questions in time since.
     is_served: AtomicBool,
     state: Mutex<State>,
 }
@@ -50,7 +51,7 @@ struct State {
 }
 
 struct Asked {
-    /// Open until the answer is here, so that the helper's is never the last descriptor of the file.
+    /// Open until the answer is received, so the helper's descriptor is never the last one of the file.
     _file: File,
     until: Instant,
     answer: Arc<Mutex<Pending>>,
@@ -62,14 +63,14 @@ struct Pending {
     waker: Option<Waker>,
 }
 
-/// An answer, and its time.
+/// An answer and its time.
 #[derive(Clone, Copy)]
 pub(super) struct Told {
     pub bytes: Option<u64>,
     pub at: Moment,
 }
 
-/// Has the helper at the other end of this socket (SOCK_SEQPACKET) answer for this process. Starts a thread.
+/// Uses the helper at the other end of this socket (SOCK_SEQPACKET) for this process. Starts a thread.
 ///
 /// # Errors
 /// Those of starting a thread.
@@ -83,7 +84,7 @@ pub fn use_page_cache_helper(socket: OwnedFd) -> io::Result<()> {
 
 impl Questions {
     /// Asks how much of this range is in memory, from its beginning on; `None` if the helper cannot be asked. The
-    /// answer is `None` if it does not know.
+    /// answer is `None` if the helper does not know.
     pub fn ask(&self, file: &File, offset: u64, length: u64) -> Option<Asking> {
         if !self.is_served.load(Relaxed) || length == 0 {
             return None;
@@ -101,7 +102,7 @@ impl Questions {
         state.asked.insert(number, Asked { _file: file.clone(), until, answer: Arc::clone(&answer) });
         drop(state);
         if send(&socket, file, Question { number, offset, length }).is_err() {
-            // The socket is full, or the helper gone.
+            // The socket is full, or the helper has gone.
             drop(self.state.lock().asked.remove(&number));
             return None;
         }
@@ -116,7 +117,7 @@ impl Questions {
             if now >= looked_at + ANSWER_TIMEOUT / 2 {
                 looked_at = now;
                 if self.give_up(|asked| asked.until <= now) {
-                    // It is stopped, or dead: until it says something it is not asked.
+                    // It is stopped or dead: it is not asked again until it sends something.
                     self.is_served.store(false, Relaxed);
                 }
             }
@@ -132,13 +133,13 @@ impl Questions {
         self.give_up(|_| true);
     }
 
-    /// Waits for an answer, but no longer than for the next look at questions without one. While no question waits, the
-    /// thread wakes once a second.
+    /// Waits for an answer, but only until the next look for questions that have timed out. While no question is
+    /// pending, the thread wakes once a second.
     fn wait(&self, socket: &OwnedFd) {
         let has_asked = !self.state.lock().asked.is_empty();
         let patience = if has_asked { ANSWER_TIMEOUT } else { Duration::from_secs(1) };
         let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
-        // An interrupted wait is a short one.
+        // An interrupted wait is just shorter.
         let _ = rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
     }
 
@@ -153,7 +154,7 @@ impl Questions {
         self.is_served.store(true, Relaxed);
     }
 
-    /// Answers these with "unknown", and tells whether there were any.
+    /// Answers these questions with "unknown"; returns whether there were any.
     fn give_up(&self, which: impl Fn(&Asked) -> bool) -> bool {
         let given_up: Vec<Asked> =
             self.state.lock().asked.extract_if(|_, asked| which(asked)).map(|(_, asked)| asked).collect();
@@ -169,7 +170,7 @@ impl Asked {
         pending.told = Some(Told { bytes, at: system_now() });
         let waker = pending.waker.take();
         drop(pending);
-        // Without a lock: the file may be closed here, too.
+        // Without a lock, because this may close the file too.
         waker.into_iter().for_each(Waker::wake);
     }
 }
@@ -184,7 +185,7 @@ fn send(socket: &OwnedFd, file: &File, question: Question) -> Result<(), Errno> 
     rustix::net::sendmsg(socket, &[io::IoSlice::new(&bytes)], &mut ancillary, flags).map(drop)
 }
 
-/// An answer that is on its way.
+/// A pending answer.
 pub(super) struct Asking(Arc<Mutex<Pending>>);
 
 impl Future for Asking {

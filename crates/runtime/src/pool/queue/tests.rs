@@ -23,7 +23,7 @@ fn take(queue: &mut FairQueue<u32>) -> Option<u32> {
     queue.take(|_| true).map(|taken| taken.job)
 }
 
-/// What threads take when there is nothing else to do.
+/// The tasks that idle threads take.
 fn take_all(queue: &mut FairQueue<u32>) -> Vec<u32> {
     std::iter::from_fn(|| take(queue)).collect()
 }
@@ -53,7 +53,7 @@ fn while_others_wait_a_device_has_half_of_the_threads() {
     submit_all(&mut queue, A, 0..6);
     submit_all(&mut queue, B, 10..16);
     assert_eq!(take_all(&mut queue), [0, 10, 1, 11]);
-    // B hangs. What A leaves goes to A, although B waits as well.
+    // B hangs. A's threads go to A again, although B waits as well.
     queue.finish(A, true);
     queue.finish(A, true);
     assert_eq!(take_all(&mut queue), [2, 3]);
@@ -74,7 +74,7 @@ fn a_device_that_hangs_with_every_thread_leaves_a_reserve_of_half() {
     assert_eq!(take_all(&mut queue), [13]);
     queue.finish(B, true);
     assert_eq!(take_all(&mut queue), [21], "the others take turns in the reserve");
-    // A answers: its debt is paid before anything of it begins.
+    // A answers: its debt is paid before any other task of it begins.
     queue.finish(A, true);
     assert_eq!((take_all(&mut queue), queue.threads_allowed()), (vec![], 5));
     queue.finish(A, true);
@@ -94,7 +94,7 @@ fn a_device_that_hangs_in_all_its_lines_leaves_the_reserve_to_others() {
     submit_all(&mut queue, B, [10, 11]);
     assert_eq!(submit(&mut queue, B, 12), Err(2));
     assert_eq!((queue.threads_allowed(), take_all(&mut queue)), (6, vec![10, 11]));
-    // What waits of A gets nothing of the reserve.
+    // Waiting tasks of A get nothing of the reserve.
     queue.push(A.looks(), 5, true);
     queue.finish(B, true);
     assert_eq!((take(&mut queue), queue.threads_allowed()), (None, 6));
@@ -207,7 +207,7 @@ fn a_smaller_pool_remembers_who_hangs_when_another_one_had_more_than_its_share_t
         submit_all(&mut queue, B, 100..120);
         assert_eq!(take_all(&mut queue).len(), 60);
         queue.resize(16, 8);
-        // B gets on, A does not.
+        // B makes progress, A does not.
         (0..20 - b_runs).for_each(|_| queue.finish(B, true));
         queue.push(C, 200, true);
         assert_eq!(take(&mut queue), (b_runs < 8).then_some(200), "{b_runs} of B run on");
@@ -231,7 +231,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..200)
 }
 
-/// Four devices, of which two have several queues.
+/// One of four devices, of which two have several queues.
 fn queue_of(number: u64) -> Device {
     match number {
         4 => A.looks(),
@@ -241,7 +241,8 @@ fn queue_of(number: u64) -> Device {
     }
 }
 
-/// Whatever happens: the bounds hold, order within a device is kept, and no thread rests while something may run.
+/// Checks after each step: the limits hold, the order within a device is kept, and no thread is idle while a task may
+/// run.
 fn check(threads: usize, length: usize, steps: Vec<Step>) {
     let mut queue = FairQueue::new(threads, length);
     let mut running: Vec<Device> = Vec::new();
@@ -285,7 +286,7 @@ proptest! {
     #[test]
     fn others_always_find_half(threads in 2..9usize, length in 0..9usize, steps in steps()) {
         let mut queue = FairQueue::new(threads, length);
-        // One device does whatever it likes and never ends anything.
+        // One device submits at will and never finishes anything.
         for step in steps {
             match step {
                 Step::Submit(number) => {
