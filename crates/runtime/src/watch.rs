@@ -1,9 +1,9 @@
-//! Watches on paths: whether a path still leads to what it led to, and whether that is unchanged.
+//! Watches on paths: whether a path still leads to the same file, and whether that is unchanged.
 //!
 //! A [`PathWatch`] has an inotify watch on everything that its path passes through: each directory (for the name that
-//! is looked up in it), each symbolic link's directory, and the file itself. Whatever the kernel tells about any of
-//! them ends it, for good: written to, truncated, replaced, renamed, unlinked, other permissions, a parent renamed, a
-//! link switched.
+//! is looked up in it), each symbolic link's directory, and the file itself. Any event of these ends it for good: the
+//! file is written to, truncated, replaced, renamed or unlinked, permissions change, a parent is renamed, a link is
+//! switched.
 //!
 //! ```text
 //!   /srv/current/index.html      current -> releases/7
@@ -14,13 +14,13 @@
 //!     index.html   written to …
 //! ```
 //!
-//! The kernel queues an event before the system call that caused it returns. So after [`nothing_unread`] has said yes,
-//! a watch that is intact speaks for everything that had happened before. A thread of its own reads the events; loops
-//! never do, and never take its lock.
+//! The kernel queues an event before the system call that caused it returns. So after [`nothing_unread`] has returned
+//! true, an intact watch proves that nothing changed before. A thread of its own reads the events; loops never do, and
+//! never take its lock.
 //!
-//! What the kernel does not tell: writes through a mapping (their file is told of when the mapping ends), and what
-//! other machines do. File systems where that is usual are not watched; see `TELLING`. Watches are bounded; when there
-//! are no more, there is no [`PathWatch`], and who wanted it looks for itself.
+//! The kernel does not report writes through a mapping (only the end of the mapping), nor changes by other machines.
+//! File systems where that is usual are not watched; see `TELLING`. The number of watches is bounded; beyond it there
+//! is no [`PathWatch`], and the caller has to check the file itself.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -41,22 +41,20 @@ use rustix::io::Errno;
 use crate::files::mounts;
 use crate::simulation::World;
 
-/// Most paths that are watched at a time, fewer where the kernel allows less: each pins its file's inode, about a
-/// kilobyte.
+/// Limit of watched paths, lower where the kernel allows less: each pins its file's inode, about a kilobyte.
 const PATHS_MAX: usize = 8192;
 
 /// Components and links of a path; the kernel follows 40 links.
 const STEPS_MAX: usize = 128;
 const LINKS_MAX: usize = 40;
 
-/// How often the sweep runs while there is something to do.
+/// Interval of the sweep while there is work for it.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// Events after which the thread looks at mounts and the clock again, and whoever waits for its lock gets it: some
-/// milliseconds of work.
+/// Events after which the thread checks mounts and the clock again, and releases its lock: some milliseconds of work.
 const EVENTS_PER_TURN: usize = 1024;
 
-/// File systems (magic numbers, statfs(2)) where whatever happens passes through this kernel and is told.
+/// File systems (magic numbers, statfs(2)) on which all changes pass through this kernel and are reported.
 const TELLING: [i64; 13] = [
     0x0000_ef53, // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -73,7 +71,7 @@ const TELLING: [i64; 13] = [
     0x0000_9660, // ISO 9660
 ];
 
-/// What may happen to the entries of a directory, or to itself.
+/// Events of the entries of a directory, and of the directory itself.
 const OF_DIRECTORY: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVED_FROM)
@@ -82,14 +80,14 @@ const OF_DIRECTORY: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE_SELF)
     .union(WatchFlags::MOVE_SELF);
 
-/// What may happen to a file. (Closing tells of the end of a mapping.)
+/// Events of a file. (Closing reports the end of a mapping.)
 const OF_FILE: WatchFlags = WatchFlags::MODIFY
     .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::ATTRIB)
     .union(WatchFlags::DELETE_SELF)
     .union(WatchFlags::MOVE_SELF);
 
-/// A path that is watched. Dropping it ends that.
+/// A watched path. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct PathWatch {
     signal: Arc<Signal>,
@@ -101,7 +99,7 @@ struct Signal {
     has_changed: AtomicBool,
 }
 
-/// What a path led to: device and inode.
+/// The target of a path: device and inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
     /// As [`crate::FileMetadata::device`].
@@ -111,9 +109,8 @@ pub struct Target {
 }
 
 impl PathWatch {
-    /// Begins to watch an absolute path, following links. `None` if that cannot be: then nothing is watched. What
-    /// happens after this has returned ends it, so what shall be known of the path is to be found out after it. May
-    /// block.
+    /// Begins to watch an absolute path, following links. `None` if that is impossible: then nothing is watched.
+    /// Changes after the return end the watch, so read the file's properties after this call. May block.
     pub fn begin(path: &Path) -> Option<PathWatch> {
         if World::current().is_some() || !path.is_absolute() {
             return None;
@@ -128,12 +125,12 @@ impl PathWatch {
         Some(watch)
     }
 
-    /// What the path led to; `None` = to nothing, and nothing has come there since, either, if it is intact.
+    /// The target of the path; `None` = it did not exist, and still does not if the watch is intact.
     pub fn target(&self) -> Option<Target> {
         self.target
     }
 
-    /// Whether no change has been read. About what is still unread, [`nothing_unread`] has to be asked before.
+    /// Whether no event of a change was read. For unread ones, call [`nothing_unread`] before.
     #[inline]
     pub fn is_intact(&self) -> bool {
         !self.signal.has_changed.load(Ordering::Acquire)
@@ -150,22 +147,22 @@ impl Drop for PathWatch {
     }
 }
 
-/// Whether all events that the kernel has queued have been acted upon. A system call of about 0.1 µs; never blocks.
+/// Whether all events queued by the kernel were handled. A system call of about 0.1 µs; never blocks.
 #[inline]
 pub fn nothing_unread() -> bool {
     let Some(Some(watcher)) = WATCHER.get() else { return false };
-    // In this order: the thread says that it is at work before it takes events off the queue, and says that it is not
-    // after it has acted upon them.
+    // In this order: the thread sets the flag before it takes events off the queue, and clears it after it has handled
+    // them.
     matches!(rustix::io::ioctl_fionread(&watcher.inotify), Ok(0)) && !watcher.is_at_work.load(Ordering::SeqCst)
 }
 
-/// Whether there can be watches at all: not in simulated worlds, nor where the kernel has refused.
+/// Whether watches are possible: not in simulated worlds, nor if the kernel has refused.
 pub fn is_possible() -> bool {
     World::current().is_none() && Watcher::started().is_some()
 }
 
-/// Has `sweep` called every second on the thread of the watches, until it returns false: then it has nothing to
-/// do. To be called when it has something to do; the function is the same each time. False if there is no such thread.
+/// Calls `sweep` every second on the thread of the watches, until it returns false: then it has no work. To be called
+/// when there is work for it, with the same function each time. False if there is no such thread.
 pub fn run_every_second(sweep: fn() -> bool) -> bool {
     if World::current().is_some() {
         return false;
@@ -180,22 +177,22 @@ static WATCHER: OnceLock<Option<Watcher>> = OnceLock::new();
 
 struct Watcher {
     inotify: OwnedFd,
-    /// The thread acts upon events.
+    /// The thread is handling events.
     is_at_work: AtomicBool,
     dependents: Mutex<Dependents>,
     paths: AtomicUsize,
     paths_max: usize,
-    /// Watches that were dropped and are still in the lists.
+    /// Number of dropped watches that are still in the lists.
     dropped: AtomicUsize,
     sweep: OnceLock<fn() -> bool>,
-    /// The thread comes back every second.
+    /// The thread runs the sweep every second.
     is_awake: AtomicBool,
     bell: OwnedFd,
     has_ended: AtomicBool,
 }
 
-/// Who depends on what: by the kernel's number of the watch, then by the name that is looked up in the directory (empty
-/// for a file, or a directory that is itself the target).
+/// Dependents by the kernel's number of the watch, then by the name that is looked up in the directory (empty for a
+/// file, or a directory that is itself the target).
 #[derive(Default)]
 struct Dependents {
     by_number: HashMap<i32, Names>,
@@ -204,7 +201,7 @@ struct Dependents {
 type Names = HashMap<Box<[u8]>, Vec<Weak<Signal>>>;
 
 impl Watcher {
-    /// The one of this process, with its thread.
+    /// The watcher of this process, with its thread.
     fn started() -> Option<&'static Watcher> {
         let watcher = WATCHER.get_or_init(|| Watcher::new().ok()).as_ref()?;
         static THREAD: OnceLock<bool> = OnceLock::new();
@@ -217,7 +214,7 @@ impl Watcher {
     }
 
     fn new() -> rustix::io::Result<Watcher> {
-        // Others of the same user want some, too.
+        // Other processes of the user need some too.
         let allowed = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches").ok();
         let allowed = allowed.and_then(|number| number.trim_end().parse::<usize>().ok());
         Ok(Watcher {
@@ -236,15 +233,15 @@ impl Watcher {
 
     fn rouse(&self) {
         if !self.is_awake.load(Ordering::Relaxed) && !self.is_awake.swap(true, Ordering::SeqCst) {
-            // A counter that is full wakes the thread, too.
+            // A full counter wakes the thread too.
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
 
-    /// The thread: events as they come, mounts, and the sweep.
+    /// The body of the thread: events, mounts, and the sweep.
     fn run(&self) {
         let _end = EndsAll(self);
-        // Readable for `poll` when something was mounted or unmounted, which no watch tells.
+        // Readable for `poll` when something was mounted or unmounted, which no watch reports.
         let mounts = std::fs::File::open("/proc/self/mountinfo").ok();
         let mut next_sweep = Instant::now() + SWEEP_EVERY;
         let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -259,14 +256,14 @@ impl Watcher {
             }
             let has = |source: Option<&PollFd<'_>>| source.is_some_and(|source| !source.revents().is_empty());
             if has(sources.get(1)) {
-                // Whatever it says, it has rung.
+                // Only the ring matters, not the value.
                 let _ = rustix::io::read(&self.bell, &mut [0; 8]);
             }
             let is_mounted = has(sources.get(2));
             drop(sources);
             self.handle_events(&mut buffer);
             if is_mounted {
-                // First what is mounted where: those who are told will ask for it.
+                // The mount table first: the code that is notified will use it.
                 mounts::refresh();
                 self.dependents.lock().signal_all();
             }
@@ -278,7 +275,7 @@ impl Watcher {
     }
 
     fn run_sweep(&self) {
-        // Said before the work is done: who brings more afterwards rings the bell.
+        // Cleared before the work: new work that comes later rings the bell.
         self.is_awake.store(false, Ordering::SeqCst);
         let has_more = self.sweep.get().is_some_and(|sweep| sweep());
         if self.dropped.swap(0, Ordering::Relaxed) > 0 {
@@ -294,7 +291,7 @@ impl Watcher {
         self.is_at_work.store(true, Ordering::SeqCst);
         let mut events = Reader::new(&self.inotify, buffer);
         let mut handled = 0;
-        // What has been taken off the queue is acted upon; what is still on it, `nothing_unread` sees.
+        // Events taken off the queue must be handled; `nothing_unread` sees those still on it.
         while handled < EVENTS_PER_TURN || !events.is_buffer_empty() {
             handled += 1;
             match events.next() {
@@ -307,7 +304,7 @@ impl Watcher {
                     }
                 }
                 Err(Errno::INTR) => {}
-                // All of them read; an error would be one of our own making, and nothing could be trusted then.
+                // All events were read; any other error would be a bug here, and no watch could be trusted.
                 Err(Errno::AGAIN) => break,
                 Err(_) => {
                     dependents.signal_all();
@@ -331,7 +328,7 @@ impl Drop for EndsAll<'_> {
 }
 
 impl Dependents {
-    /// Tells those who look up this name there; without a name, everybody who passes.
+    /// Ends the watches that look up this name there; without a name, all that pass through.
     fn signal(&mut self, number: i32, name: &[u8]) {
         let Some(names) = self.by_number.get(&number) else { return };
         if name.is_empty() {
@@ -346,7 +343,7 @@ impl Dependents {
         self.by_number.values().flat_map(HashMap::values).for_each(signal);
     }
 
-    /// Forgets who has gone or knows already, and the kernel's watches that nobody needs any more.
+    /// Forgets watches that were dropped or have ended, and the kernel's watches without dependents.
     fn forget_dropped(&mut self, inotify: &OwnedFd) {
         let is_of_use =
             |signal: &Weak<Signal>| signal.upgrade().is_some_and(|signal| !signal.has_changed.load(Ordering::Relaxed));
@@ -356,7 +353,7 @@ impl Dependents {
                 !dependents.is_empty()
             });
             if names.is_empty() {
-                // It may be gone with its file.
+                // It may have gone with its file.
                 let _ = inotify::remove_watch(inotify, number);
             }
             !names.is_empty()
@@ -372,15 +369,15 @@ fn signal(dependents: &Vec<Weak<Signal>>) {
     }
 }
 
-/// Goes along a path as the kernel does, and watches each directory before a name is looked up in it: what happens to
-/// that name later is told.
+/// Walks a path as the kernel does, and watches each directory before a name is looked up in it, so later changes of
+/// that name are reported.
 struct Walk<'w> {
     watcher: &'static Watcher,
     signal: &'w Arc<Signal>,
 }
 
 impl Walk<'_> {
-    /// What the path leads to.
+    /// The target of the path.
     fn along(&self, path: &Path) -> rustix::io::Result<Option<Target>> {
         let mut rest = components(path.as_os_str().as_bytes());
         let mut directory = open(CWD, b"/")?;
@@ -420,15 +417,15 @@ impl Walk<'_> {
         Ok(Some(target(&rustix::fs::fstat(&directory)?)))
     }
 
-    /// Watches what is open, for the sake of this name in it.
+    /// Watches an open file or directory because of this name in it.
     fn depend(&self, opened: &OwnedFd, events: WatchFlags, name: &[u8]) -> rustix::io::Result<()> {
         let kind = rustix::fs::fstatfs(opened)?.f_type as i64 & 0xffff_ffff;
         if !TELLING.contains(&kind) || mounts::classify(device(&rustix::fs::fstat(opened)?), opened.as_fd()) {
             return Err(Errno::OPNOTSUPP);
         }
-        // What is open is named by its descriptor, so that nothing can come between.
+        // Named by its descriptor, so that it cannot be exchanged in between.
         let path = format!("/proc/self/fd/{}", opened.as_raw_fd());
-        // Together: the thread may be about to forget this number.
+        // Under one lock: the thread may be about to forget this number.
         let mut dependents = self.watcher.dependents.lock();
         let number = inotify::add_watch(&self.watcher.inotify, path, events)?;
         let names = dependents.by_number.entry(number).or_default();
@@ -437,7 +434,7 @@ impl Walk<'_> {
     }
 }
 
-/// The last one first.
+/// In reverse order.
 fn components(path: &[u8]) -> Vec<Box<[u8]>> {
     let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
     names.rev().map(Into::into).collect()
@@ -496,7 +493,7 @@ mod tests {
         }
     }
 
-    /// Waits until the thread has heard of all that has happened.
+    /// Waits until the thread has handled all events.
     fn hear_everything() {
         while is_possible() && !nothing_unread() {
             thread::yield_now();
@@ -505,11 +502,11 @@ mod tests {
 
     /// Whether a watch on `path` holds after `change`; the events may be with the thread, or still unread.
     fn holds(tree: &Tree, path: &str, change: impl FnOnce(&Tree)) -> Option<bool> {
-        // Where others watch already, the tree's own beginning may still be unread, and would end the watch.
+        // If other tests use the watcher, events of the tree's creation may still be unread, and would end the watch.
         hear_everything();
         let watch = PathWatch::begin(&tree.path(path))?;
         change(tree);
-        // A change that is told of is known when the system call returns; then the thread may take its time.
+        // Reported changes are queued when the system call returns; then the thread may take its time.
         hear_everything();
         Some(watch.is_intact())
     }

@@ -1,16 +1,17 @@
-//! The watchdog: a thread that looks at the loops, says what holds one up, and has the others take what waits for it.
+//! The watchdog: a thread that observes the loops, reports the causes of stalls, and makes other loops accept
+//! connections of a stalled one.
 //!
-//! It sleeps until a loop's timer expires in a turn that has become 5 to 10 ms old (`stall/turn_timer.rs`), and
-//! then looks every 5 ms until the turn is over. A turn of 5 ms is suspect and its thread is looked at closely (procfs
-//! and its processor clock); one of 10 ms is a stall, is looked at again and filed. Loops do nothing for it but store
-//! that a turn begins, when it began and what it is at, and set the timer.
+//! It sleeps until a loop's timer expires in a turn that has become 5 to 10 ms old (`stall/turn_timer.rs`), and then
+//! looks every 5 ms until the turn has ended. A turn of 5 ms is suspect and its thread is sampled (procfs and its
+//! processor clock); one of 10 ms is a stall, is sampled again and filed. For this loops only store when a turn begins
+//! and what it runs, and set the timer.
 //!
-//! While a loop stalls, the kernel goes on to queue connections on sockets that only this loop accepts from
-//! (SO_REUSEPORT), and may have told it alone of one on a shared socket. At every look another loop that listens on the
-//! same address is asked to take what waits; see `ListenerDriver::accept_for_another`.
+//! While a loop stalls, the kernel still queues connections on sockets that only this loop accepts from (SO_REUSEPORT),
+//! and may have reported one on a shared socket to it alone. At every look another loop that listens on the same
+//! address is asked to accept them; see `ListenerDriver::accept_for_another`.
 //!
-//! It never waits for a loop. Where procfs is not readable, a stall is filed when it is over, by the loop's own
-//! figures. Loops in virtual time are left alone.
+//! It never waits for a loop. If procfs is not readable, a stall is filed when it has ended, by the loop's own
+//! counters. Loops in virtual time are ignored.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::AsFd;
@@ -30,19 +31,19 @@ use crate::stall::watched::{WatchedListener, has_connection, monotonic_nanos};
 use crate::stall::{EndedStall, STALL_THRESHOLD, SUSPECT_AGE, Sample, StallKind, Turns, judge};
 use crate::time::Moment;
 
-/// How often the loops are looked at while one of them is in a long turn.
+/// Interval of looks while a loop is in a long turn.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A thread is judged by what it did between two looks that are so far apart.
+/// Minimum time between the two samples by which a thread is judged.
 const JUDGED_NANOS_MIN: u64 = 3_000_000;
 
-/// A stall of this age is reported although it has not ended.
+/// Age at which a stall is reported although it has not ended.
 const REPORT_NANOS: u64 = 1_000_000_000;
 
-/// Stalls of a kind are reported so often at most.
+/// Minimum time between two reports of a kind.
 const REPORT_EVERY_NANOS: u64 = 60_000_000_000;
 
-/// How many stalls are kept for whoever asks ([`last_stalls`]).
+/// Number of stalls kept for [`last_stalls`].
 const STALLS_KEPT_MAX: usize = 32;
 
 /// A stall, for the log.
@@ -50,17 +51,17 @@ const STALLS_KEPT_MAX: usize = 32;
 pub struct Stall {
     /// The loop's [`crate::worker`].
     pub worker: usize,
-    /// When its turn began.
+    /// Beginning of its turn.
     pub began: Moment,
-    /// What held it up.
+    /// Its cause.
     pub kind: StallKind,
-    /// How long, so far if it goes on.
+    /// Its length, so far if it goes on.
     pub duration: Duration,
     /// Whether it has ended.
     pub is_over: bool,
-    /// What ran: the type of the task, as Rust names it.
+    /// The code that ran: the type of the task, as Rust names it.
     pub at: &'static str,
-    /// Stalls of this kind, on all loops, since the last that was told of.
+    /// Stalls of this kind, on all loops, since the last report.
     pub untold: u64,
 }
 
@@ -68,23 +69,21 @@ type Reporter = Arc<dyn Fn(&Stall) + Send + Sync>;
 
 static REPORTER: RwLock<Option<Reporter>> = RwLock::new(None);
 
-/// Names the function that is told of stalls: one of each kind a minute at most. Called on the watchdog's thread.
+/// Sets the function that reports stalls: one of each kind a minute at most. It is called on the watchdog's thread.
 pub fn set_stall_reporter(reporter: impl Fn(&Stall) + Send + Sync + 'static) {
     let displaced = REPORTER.write().replace(Arc::new(reporter));
     drop(displaced);
 }
 
-/// The last stalls of all loops that were filed, the latest last. Only the watchdog's thread writes them, a few in a
-/// second at most.
+/// The last stalls filed, of all loops, latest last. Only the watchdog's thread writes them, a few in a second at most.
 static LAST: Mutex<VecDeque<Stall>> = Mutex::new(VecDeque::new());
 
-/// The last stalls that were filed, the latest last: a few dozens at most. One that goes on is among them when it has
-/// lasted for a second.
+/// The last stalls filed, latest last: a few dozen at most. A stall that goes on is included after a second.
 pub fn last_stalls() -> Vec<Stall> {
     LAST.lock().iter().cloned().collect()
 }
 
-/// Keeps a stall for [`last_stalls`], in place of what was kept of it while it went on.
+/// Keeps a stall for [`last_stalls`], in place of an earlier entry of the same stall.
 fn keep(stall: &Stall) {
     let mut last = LAST.lock();
     last.retain(|kept| (kept.worker, kept.began) != (stall.worker, stall.began));
@@ -94,32 +93,33 @@ fn keep(stall: &Stall) {
     last.push_back(stall.clone());
 }
 
-/// The loops of this process, each with its worker and, through [`Remote::turns`], its figures: for a status page.
+/// The loops of this process, each with its worker number and, through [`Remote::turns`], its counters: for a status
+/// page.
 pub fn workers() -> Vec<(usize, Remote)> {
     inbox::all().into_iter().map(|inbox| (inbox.watched.worker, Remote::new(inbox))).collect()
 }
 
-/// A listening socket, and how many connections wait on it.
+/// A listening socket and its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerStatus {
-    /// Where it listens.
+    /// The local address.
     pub address: SocketAddress,
     /// The loop's [`crate::worker`], if it is the only one that accepts from it.
     pub worker: Option<usize>,
-    /// Connections that wait to be accepted.
+    /// Connections waiting to be accepted.
     pub waiting: u32,
-    /// How many may wait: the argument of listen(2), as far as the kernel grants it.
+    /// Limit of the queue: the argument of listen(2), as far as the kernel grants it.
     pub waiting_max: u32,
 }
 
-/// The sockets over TCP that the loops of this process accept from, each once: for a status page. A few system calls
-/// for each, none of which waits.
+/// The TCP sockets that the loops of this process accept from, each once: for a status page. A few system calls for
+/// each, none of which waits.
 pub fn listeners() -> Vec<ListenerStatus> {
     let mut known = HashSet::new();
     let mut listeners = Vec::new();
     for inbox in inbox::all() {
         for WatchedListener { socket, own_address } in inbox.watched.listeners() {
-            // Loops may have descriptors of their own for one socket.
+            // Loops may have different descriptors of one socket.
             let is_first = sockopt::socket_cookie(&socket).is_ok_and(|cookie| known.insert(cookie));
             let queue = is_first.then(|| AcceptQueue::of(socket.as_fd())).and_then(Result::ok);
             let Some(AcceptQueue { waiting, waiting_max }) = queue else { continue };
@@ -129,7 +129,7 @@ pub fn listeners() -> Vec<ListenerStatus> {
         }
     }
     listeners.sort_by_cached_key(|listener| (listener.address.to_string(), listener.worker));
-    // After a reload with fewer workers one has several sockets of an address.
+    // After a reload with fewer workers, one may have several sockets of an address.
     listeners.dedup_by(|next, first| {
         let is_same = (&next.address, next.worker) == (&first.address, first.worker);
         if is_same {
@@ -159,7 +159,7 @@ pub fn start_watchdog() -> std::io::Result<()> {
 
 static STARTED: Mutex<bool> = Mutex::new(false);
 
-/// Whether the loop with this number is in a turn that is a stall already, or has ended.
+/// Whether the current turn of the loop with this number is a stall already, or the loop has ended.
 pub(crate) fn is_stalled(index: usize) -> bool {
     inbox::of_loop(index).is_none_or(|inbox| {
         let began = inbox.turns.began();
@@ -170,19 +170,19 @@ pub(crate) fn is_stalled(index: usize) -> bool {
 #[derive(Default)]
 struct Watchdog {
     loops: Vec<WatchedLoop>,
-    /// The version of the table of loops that `loops` was made from.
+    /// Version of the table of loops that `loops` was made from.
     version: Option<usize>,
-    /// Of each kind: when one was reported last, and how many have not been since.
+    /// For each kind: time of the last report, and number of stalls since.
     reports: [(Option<u64>, u64); StallKind::ALL.len()],
-    /// Who is asked next to take connections for another.
+    /// Index of the next loop to accept for another.
     turn: usize,
 }
 
-/// One loop, and what was seen of it.
+/// One loop and its samples.
 struct WatchedLoop {
     inbox: Arc<Inbox>,
     suspect: Option<Suspect>,
-    /// At the last look a turn was about to say when it began. It may have lost its processor after it had read the
+    /// At the last look a turn had not stored its beginning yet. It may have lost its processor after it had read the
     /// clock: then it does not set the timer again, though that has expired.
     was_beginning: bool,
 }
@@ -191,7 +191,7 @@ struct WatchedLoop {
 struct Suspect {
     began: u64,
     first: Option<Sample>,
-    /// What it was at then; empty when it may have ended before that was asked.
+    /// The code that it ran at that time; empty if the turn may have ended before.
     first_at: &'static str,
     filed: Option<(StallKind, &'static str)>,
     is_reported: bool,
@@ -208,7 +208,7 @@ impl Watchdog {
         loop {
             let must_look = self.loops.iter().any(WatchedLoop::must_look_again);
             if turn_timer::wait(must_look.then_some(LOOK_EVERY)).is_err() {
-                // The set of timers is there and valid, so this is not expected.
+                // The set of timers exists and is valid, so this is not expected.
                 thread::sleep(LOOK_EVERY);
             }
             self.look();
@@ -246,14 +246,14 @@ impl Watchdog {
         }
         *last = Some(now);
         stall.untold = std::mem::take(untold);
-        // Called without the lock, and like every other foreign code not trusted to return in order.
+        // Called without the lock, and not trusted to return normally, like all foreign code.
         let reporter = REPORTER.read().clone();
         if let Some(reporter) = reporter {
             let _ = catch_unwind(AssertUnwindSafe(|| reporter(&stall))).map_err(std::mem::forget);
         }
     }
 
-    /// Has others take the connections that wait for loops that stall.
+    /// Makes other loops accept the connections that wait for stalled loops.
     fn help(&mut self, now: u64) {
         let is_stalled = |each: &WatchedLoop| each.suspect.as_ref().is_some_and(|suspect| suspect.is_stall(now));
         let (stalled, others): (Vec<&WatchedLoop>, Vec<&WatchedLoop>) =
@@ -277,7 +277,7 @@ impl Watchdog {
                 let (before, after) = others.split_at(from);
                 let helper = after.iter().chain(before).find(|other| other.inbox.watched.listens_alone_on(&address));
                 if let Some(helper) = helper {
-                    // One that takes no calls is asked again, or another is, at the next look.
+                    // If its inbox refuses, it or another one is asked at the next look.
                     let _ = Remote::new(Arc::clone(&helper.inbox)).run(Box::new(move || {
                         Environment::with(|environment| environment.driver.accept_for_another(&address, socket));
                     }));
@@ -299,25 +299,25 @@ impl WatchedLoop {
         WatchedLoop { inbox, suspect: None, was_beginning: false }
     }
 
-    /// Whether there may be something to see that no timer tells of.
+    /// Whether the next look must not wait for a timer.
     fn must_look_again(&self) -> bool {
         self.suspect.is_some() || self.was_beginning
     }
 
-    /// Looks at the loop, and returns what there is to report.
+    /// Looks at the loop, and returns a stall to report.
     fn look(&mut self, now: u64) -> Option<Stall> {
-        // In this order: a turn that has said so in between is seen.
+        // In this order, so that a turn that stores its beginning in between is seen.
         self.was_beginning = self.inbox.turns.is_beginning();
         let began = self.inbox.turns.began();
         let ended = self.suspect.take_if(|suspect| suspect.began != began);
         let ended = ended.and_then(|suspect| self.end(suspect));
-        // The present turn is looked at in any case: if its timer has expired already, nothing else wakes the watchdog
-        // for it. There is nothing to report of it yet when it was not looked at before.
+        // The current turn is looked at in any case: if its timer has expired already, nothing else wakes the watchdog
+        // for it. If it was not looked at before, there is nothing to report yet.
         let present = self.look_at_turn(began, now);
         ended.or(present)
     }
 
-    /// Looks at the turn that began at `began`, and returns what there is to report of it while it goes on.
+    /// Looks at the turn that began at `began`, and returns it as a stall to report while it goes on.
     fn look_at_turn(&mut self, began: u64, now: u64) -> Option<Stall> {
         if began == 0 || now.saturating_sub(began) < SUSPECT_AGE.as_nanos() as u64 {
             return None;
@@ -337,7 +337,7 @@ impl WatchedLoop {
             && now >= first.at + JUDGED_NANOS_MIN
         {
             let (last, at) = (watched.sample()?, turns.at());
-            // What was seen belongs to this turn only if that still goes on.
+            // The sample belongs to this turn only if that still goes on.
             if turns.began() != began {
                 return None;
             }
@@ -355,9 +355,9 @@ impl WatchedLoop {
         Some(stall)
     }
 
-    /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first and
-    /// what the thread had used when it was over, and what it was at first is told: most stalls are that short. If it
-    /// was seen too late for that, since the watchdog had no processor either, the loop's own judgement stands.
+    /// Ends a suspect turn. A stall that was not filed in time is judged by its first sample and the thread's usage at
+    /// its end, and reported with the code of the first sample: most stalls are that short. If it was sampled too late
+    /// for that, since the watchdog had no processor either, the loop's own judgement counts.
     fn end(&self, suspect: Suspect) -> Option<Stall> {
         let turns: &Turns = &self.inbox.turns;
         let EndedStall { nanos, run, sleeps, guess } = turns.ended_stall(suspect.began)?;
@@ -367,7 +367,7 @@ impl WatchedLoop {
                 let ended_at = suspect.began + nanos;
                 let first = suspect.first.filter(|first| ended_at >= first.at + JUDGED_NANOS_MIN);
                 let kind = first.map_or(guess, |first| {
-                    // It may have waited for a processor since, too: then it is taken for preempted rather.
+                    // It may have waited for a processor since: then preemption is more likely.
                     let delay = self.inbox.watched.sample().map_or(first.delay, |now| now.delay);
                     judge(&first, &Sample { at: ended_at, state: first.state, run, delay, sleeps })
                 });
@@ -444,7 +444,7 @@ mod tests {
     fn a_stall_in_which_the_thread_hardly_ran_is_not_computing_however_late_the_watchdog_looks() {
         let inbox = Inbox::new(4).unwrap();
         let mut look = WatchedLoop::new(Arc::clone(&inbox));
-        // The first sample is taken at the real time, which is long after this turn.
+        // The first sample is taken in real time, long after this turn.
         let (began, ended) = (1_000_000, 99_000_000);
         inbox.turns.mark(began, ThreadUsage::now());
         inbox.turns.begin(began);

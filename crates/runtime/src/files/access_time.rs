@@ -45,7 +45,7 @@ pub(super) struct AccessTime {
     is_strict: bool,
     /// Last check that found no update due.
     looked_nanos: AtomicU64,
-    /// Time of the last change; below, when that change was first seen.
+    /// Time of the last change, and when that change was first seen.
     changed_nanos: AtomicU64,
     restless_from_nanos: AtomicU64,
     /// Last read that was due to update and did not.

@@ -1,7 +1,7 @@
 //! A file that is written sequentially by threads of a pool.
 //!
 //! ```text
-//!   push ──► queue (bounded) ──► one write in flight, of all that is queued ──► written: readers may follow (growing.rs)
+//!   push ──► queue (bounded) ──► one write in flight, of all queued ──► written: readers may follow (growing.rs)
 //! ```
 //!
 //! After each write the next one of the same file goes to the end of the pool's queue, so that a fast writer does not

@@ -1,8 +1,8 @@
-//! The inbox: how other threads reach a loop. Calls (bounded) and wakes of its tasks.
+//! The inbox of a loop, through which other threads reach it: calls (bounded) and wakes of its tasks.
 //!
-//! Who is to be woken, and when, is the doorbell's business (`inbox/doorbell.rs`). The bell is an eventfd, which the
-//! driver has among its events. The write is an edge for epoll whenever it happens, also before the wait begins, so it
-//! is never lost; nobody reads the eventfd.
+//! The doorbell decides whether the loop must be woken (`inbox/doorbell.rs`). The bell is an eventfd, which the driver
+//! watches. A write is an edge for epoll even if it happens before the wait begins, so it is never lost; the eventfd is
+//! never read.
 
 mod doorbell;
 
@@ -21,22 +21,22 @@ use crate::stall::Turns;
 use crate::stall::watched::Watched;
 use doorbell::Doorbell;
 
-/// Calls waiting at most: reload and administration send a handful, so more means that a loop is stuck.
+/// Limit of waiting calls: reload and administration send a handful, so more means that a loop is stuck.
 const CALLS_MAX: usize = 4096;
 
-/// How many loops a process may have at once: what fits a waker, without the last, which stands for wakers of others.
+/// Limit of concurrent loops of a process: all numbers that fit a waker, except the last, which marks foreign wakers.
 pub(crate) const LOOPS_MAX: usize = (1 << LOOP_BITS) - 1;
 
-/// The bits of a waker's word that name its loop.
+/// Bits of a waker's word that hold the loop's number.
 pub(crate) const LOOP_BITS: u32 = 10;
 
 /// Work to be done on a loop's thread.
 pub type Call = Box<dyn FnOnce() + Send>;
 
-/// Why a call was not taken.
+/// The reason why a call was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RemoteError {
-    /// Too many calls wait already.
+    /// Too many calls are waiting.
     Full,
     /// The loop has ended.
     Closed,
@@ -64,8 +64,8 @@ impl Remote {
         Remote { inbox }
     }
 
-    /// Has `call` executed on the loop's thread between two turns, in the order of arrival. There it may use everything
-    /// that needs a loop (`spawn` for example). A call that was taken but not executed when the loop ends is dropped.
+    /// Runs `call` on the loop's thread between two turns, in the order of arrival. It may use everything that needs a
+    /// loop (`spawn` for example). A call that was accepted but not run when the loop ends is dropped.
     pub fn run(&self, call: Call) -> Result<(), RemoteError> {
         self.inbox.send(|queue| {
             if queue.closed {
@@ -84,12 +84,12 @@ impl Remote {
         &self.inbox.turns
     }
 
-    /// The bytes that the loop had on lease at the end of its last turn.
+    /// Bytes that the loop had leased at the end of its last turn.
     pub fn leased_bytes(&self) -> usize {
         self.inbox.leased[0].load(Ordering::Relaxed)
     }
 
-    /// The limit of these.
+    /// The loop's limit of leased bytes.
     pub fn leased_bytes_max(&self) -> usize {
         self.inbox.leased[1].load(Ordering::Relaxed)
     }
@@ -104,7 +104,8 @@ impl fmt::Debug for Remote {
 #[derive(Default)]
 struct Queue {
     calls: VecDeque<Call>,
-    /// Wakers' words. Not bounded by count, but by what they wake: at most one per operation in flight elsewhere.
+    /// Words of wakers. Not bounded by a count, but by the tasks' operations: at most one per operation in flight
+    /// elsewhere.
     wakes: Vec<u64>,
     closed: bool,
 }
@@ -113,16 +114,16 @@ pub(crate) struct Inbox {
     queue: Mutex<Queue>,
     doorbell: Doorbell,
     eventfd: OwnedFd,
-    /// How many [`Outside`] there are.
+    /// Number of [`Outside`] values.
     pub outside: AtomicUsize,
     pub turns: Turns,
     pub watched: Watched,
-    /// What was on lease at the end of the loop's last turn, and its limit then.
+    /// Leased bytes at the end of the loop's last turn, and their limit.
     leased: [AtomicUsize; 2],
 }
 
 impl Inbox {
-    /// For a loop of the calling thread, which is this worker.
+    /// An inbox for a loop on the calling thread, with this worker number.
     pub fn new(worker: usize) -> io::Result<Arc<Inbox>> {
         Ok(Arc::new(Inbox {
             queue: Mutex::new(Queue::default()),
@@ -135,7 +136,7 @@ impl Inbox {
         }))
     }
 
-    /// What the loop has on lease, and its limit. Called by the loop's thread only.
+    /// Stores the loop's leased bytes and their limit. Only for the loop's thread.
     pub fn note_leased(&self, leased: usize, leased_max: usize) {
         self.leased[0].store(leased, Ordering::Relaxed);
         self.leased[1].store(leased_max, Ordering::Relaxed);
@@ -148,13 +149,13 @@ impl Inbox {
     fn send(&self, push: impl FnOnce(&mut Queue) -> Result<(), RemoteError>) -> Result<(), RemoteError> {
         push(&mut self.queue.lock())?;
         if self.doorbell.announce() {
-            // It fails only when the counter is at its maximum, which is an event as well.
+            // Fails only when the counter is at its maximum, which is an event as well.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
         Ok(())
     }
 
-    /// Announces that the loop is about to wait; false if something has arrived and it must not.
+    /// Announces that the loop is about to wait; false if a message has arrived and it must not.
     pub fn may_sleep(&self) -> bool {
         self.doorbell.may_sleep()
     }
@@ -167,7 +168,7 @@ impl Inbox {
         self.doorbell.awake();
     }
 
-    /// Takes at most `calls_max` calls and all wakes; both vectors come empty.
+    /// Takes at most `calls_max` calls and all wakes into the vectors, which are empty.
     pub fn take(&self, calls_max: usize, calls: &mut Vec<Call>, wakes: &mut Vec<u64>) {
         if !self.doorbell.answer() {
             return;
@@ -192,14 +193,14 @@ impl Inbox {
     }
 }
 
-/// An operation outside of a loop in virtual time (in a thread pool) that keeps its clock from moving. Loops in real
-/// time have no use for the count and do not keep it.
+/// An operation outside of a loop in virtual time (in a thread pool) that keeps the loop's clock from moving. Loops in
+/// real time do not keep the count.
 pub(crate) struct Outside(Option<Arc<Inbox>>);
 
 impl Outside {
     pub fn begin() -> Self {
         let inbox = Environment::try_with(|environment| {
-            // A simulated pool's tasks are within.
+            // Tasks of a simulated pool run within the loop.
             let counts = environment.clock.is_virtual() && environment.simulation.is_none();
             counts.then(|| Arc::clone(&environment.inbox))
         });
@@ -215,22 +216,22 @@ impl Drop for Outside {
     fn drop(&mut self) {
         if let Some(inbox) = &self.0 {
             inbox.outside.fetch_sub(1, SeqCst);
-            // The loop may be waiting for just this, with nobody to be woken.
+            // The loop may wait for exactly this, without a task to wake.
             let _ = inbox.send(|_| Ok(()));
         }
     }
 }
 
-/// The loops of this process by the number in their wakers.
+/// The loops of this process by their number.
 static LOOPS: [RwLock<Option<Arc<Inbox>>>; LOOPS_MAX] = [const { RwLock::new(None) }; LOOPS_MAX];
 
-/// One more than the highest number that a loop has had.
+/// Upper bound of the numbers of loops, exclusive.
 static LOOPS_END: AtomicUsize = AtomicUsize::new(0);
 
-/// Changes with every loop that begins or ends.
+/// Incremented whenever a loop begins or ends.
 static VERSION: AtomicUsize = AtomicUsize::new(0);
 
-/// Two equal numbers mean that the loops are the same.
+/// Version of the table of loops: equal numbers mean equal tables.
 pub(crate) fn version() -> usize {
     VERSION.load(SeqCst)
 }
@@ -245,7 +246,7 @@ pub(crate) fn of_loop(index: usize) -> Option<Arc<Inbox>> {
     LOOPS[index].read().clone()
 }
 
-/// Enters a loop and returns its number.
+/// Registers a loop and returns its number.
 pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
     for (index, slot) in LOOPS.iter().enumerate() {
         let Some(mut slot) = slot.try_write() else {
@@ -267,14 +268,14 @@ pub(crate) fn unregister(index: usize) {
     drop(inbox);
 }
 
-/// Has `call` executed on every loop. One whose inbox is full is left out: it is stuck anyhow.
+/// Runs `call` on every loop, except those whose inbox is full: they are stuck anyway.
 pub(crate) fn call_all(call: fn()) {
     for inbox in all() {
         let _ = Remote::new(inbox).run(Box::new(call));
     }
 }
 
-/// Wakes a task of another loop. A loop that has ended, or its successor under the same number, ignores the word or
+/// Wakes a task of another loop. If that has ended, it, or its successor under the same number, ignores the word or
 /// sees one spurious wake.
 pub(crate) fn wake_remote(index: usize, word: u64) {
     if let Some(inbox) = of_loop(index) {

@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!   free list of a thread ──take──► Block in a Lease or Buffer ──freeze──► Arc<Memory> in one or more Bytes
-//!        ▲  charged to nobody          charged to the thread                  │ perhaps moved to the process's account
+//!        ▲  not charged                charged to the thread                  │ perhaps moved to the process's account
 //!        └───── dropped on this thread ◄───────┴──────────────────────────────┤
-//!   allocator ◄──────────────────────────────── dropped on another thread ────┘ the thread's account is told
+//!   allocator ◄──────────────────────────────── dropped on another thread ────┘ and returned to the thread's account
 //! ```
 //!
-//! A block belongs to the thread that allocated it, its *origin*, for ever: only there it is reused. It is charged
-//! whole and once, however many pieces of it there are. Another thread never touches the origin's accounts but for one
-//! atomic number, what was given back from elsewhere, which the origin folds in when its limit matters.
+//! A block belongs for ever to the thread that allocated it, its *origin*, and is reused only there. It is charged
+//! whole and once, however many pieces of it there are. The only part of the origin's account that other threads touch
+//! is an atomic counter of bytes returned elsewhere, which the origin subtracts when its limit matters.
 //!
-//! Blocks are zeroed when they are first allocated and not between uses.
+//! Blocks are zeroed when they are first allocated, but not between uses.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -27,66 +27,66 @@ use crate::memory::limits;
 
 const KIB: usize = 1024;
 
-/// The size classes, in bytes. A larger request is served by an allocation of its own.
+/// The size classes, in bytes. A larger request gets an allocation of its own.
 ///
-/// That of 20 KiB is for what has 16 KiB and something around: a TLS record as it may be received (5 + 16,384 + 2,048
-/// bytes, RFC 5246 section 6.2.3), a frame of HTTP/2 (9 + 16,384). The allocator has no size between.
+/// The class of 20 KiB is for 16 KiB of data with a frame around: a TLS record as it may be received (5 + 16,384 +
+/// 2,048 bytes, RFC 5246 section 6.2.3), a frame of HTTP/2 (9 + 16,384). The allocator has no size between.
 pub const LEASE_CLASSES: [usize; 7] = [KIB, 4 * KIB, 16 * KIB, 20 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB];
 
-/// How many free blocks of each class a thread keeps (5 MiB in all); the rest goes back to the allocator.
+/// Free blocks of each class that a thread keeps (5 MiB in all); the rest returns to the allocator.
 const KEPT_MAX: [usize; LEASE_CLASSES.len()] = [256, 128, 64, 16, 16, 4, 1];
 
-/// The limit on a thread that sets none.
+/// The limit of a thread that has set none.
 const LEASED_MAX_DEFAULT: usize = 64 * KIB * KIB;
 
 thread_local! {
-    /// The bytes on lease, but for what other threads have given back since this was folded in.
+    /// Leased bytes, without subtracting those returned by other threads since the last [`fold_in`].
     static LEASED: Cell<usize> = const { Cell::new(0) };
     static LEASED_MAX: Cell<usize> = const { Cell::new(LEASED_MAX_DEFAULT) };
-    /// Free blocks by class, charged to nobody.
+    /// Free blocks by class, not charged.
     static FREE: RefCell<[Vec<Arc<Memory>>; LEASE_CLASSES.len()]> =
         const { RefCell::new([const { Vec::new() }; LEASE_CLASSES.len()]) };
     static ACCOUNT: Arc<Account> = Arc::default();
 }
 
-/// The bytes charged to the process: those of pieces that were given to other loops.
+/// Bytes charged to the process: those of pieces that were given to other loops.
 static SHARED: AtomicUsize = AtomicUsize::new(0);
-/// The limit of these; 0 while nobody has set one.
+/// Limit of `SHARED`; 0 = not set.
 static SHARED_MAX: AtomicUsize = AtomicUsize::new(0);
 
-/// The bytes on lease on this thread now.
+/// Bytes leased on this thread now.
 pub fn leased_bytes() -> usize {
     fold_in();
     LEASED.get()
 }
 
-/// Whether the limit of bytes on lease is reached: time to stop accepting and to refuse new requests.
+/// Whether the limit of leased bytes is reached: time to stop accepting and to refuse new requests.
 pub fn leases_exhausted() -> bool {
     LEASED.get() >= LEASED_MAX.get() && leased_bytes() >= LEASED_MAX.get()
 }
 
-/// The limit of bytes on lease on this thread.
+/// Limit of leased bytes of this thread.
 pub fn leased_bytes_max() -> usize {
     LEASED_MAX.get()
 }
 
-/// Sets the limit of bytes on lease on this thread.
+/// Sets the limit of leased bytes of this thread.
 pub fn set_leased_bytes_max(bytes: usize) {
     LEASED_MAX.set(bytes);
 }
 
-/// Gives the current loop its part of a quarter of the memory, as one of so many: loops come and go. What is on lease
-/// above a limit that has become smaller stays there until it is returned.
+/// Sets the limit of the current loop to its part of a quarter of the memory, as one of `loops`: loops come and go.
+/// Bytes above a limit that was lowered stay leased until they are returned.
 pub fn share_leases(loops: usize) {
     set_leased_bytes_max(limits::share_of_leases(loops));
 }
 
-/// The bytes that are charged to the process, because they were given to other loops ([`crate::Bytes::share`]).
+/// Bytes charged to the process because they were given to other loops ([`crate::Bytes::share`]).
 pub fn shared_bytes() -> usize {
     SHARED.load(Ordering::Relaxed)
 }
 
-/// The limit of [`shared_bytes`]: if nobody has set one, a sixteenth of the memory that the process may use.
+/// Limit of [`shared_bytes`]; if none was set, a sixteenth of the memory that the process may use.
 pub fn shared_bytes_max() -> usize {
     match SHARED_MAX.load(Ordering::Relaxed) {
         0 => limits::share_of_shared_bytes(),
@@ -99,15 +99,15 @@ pub fn set_shared_bytes_max(bytes: usize) {
     SHARED_MAX.store(bytes, Ordering::Relaxed);
 }
 
-/// What of a thread's account other threads may touch.
+/// The part of a thread's account that other threads may touch.
 #[derive(Default)]
 struct Account {
-    /// Bytes that were charged to the thread and are not any more, which it does not know yet.
+    /// Bytes returned by other threads that the thread has not subtracted yet.
     given_back: AtomicUsize,
 }
 
 impl Account {
-    /// The current thread's; `None` when the thread ends.
+    /// The current thread's account; `None` when the thread ends.
     fn current() -> Option<Arc<Account>> {
         ACCOUNT.try_with(Arc::clone).ok()
     }
@@ -117,7 +117,7 @@ impl Account {
     }
 }
 
-/// Learns what other threads have given back.
+/// Subtracts the bytes that other threads have returned.
 fn fold_in() {
     let given_back = ACCOUNT.try_with(|account| match account.given_back.load(Ordering::Relaxed) {
         0 => 0,
@@ -126,7 +126,7 @@ fn fold_in() {
     LEASED.set(LEASED.get() - given_back.unwrap_or(0));
 }
 
-/// Charges so many bytes to the current thread if that leaves it below `leased_max`.
+/// Charges `bytes` to the current thread if it stays within `leased_max`.
 #[inline]
 fn charge(bytes: usize, leased_max: usize) -> io::Result<()> {
     let mut leased = LEASED.get().saturating_add(bytes);
@@ -140,18 +140,18 @@ fn charge(bytes: usize, leased_max: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// The limit above which nothing is given out: a quarter above the one at which callers pause.
+/// Limit above which no memory is leased: a quarter above the one at which callers pause.
 fn hard_limit() -> usize {
     LEASED_MAX.get().saturating_add(LEASED_MAX.get() / 4)
 }
 
-/// Who is charged, in [`Charge::holder`].
+/// The account that is charged, in [`Charge::holder`].
 const NOBODY: u8 = 0;
 const ORIGIN: u8 = 1;
 const PROCESS: u8 = 2;
 
-/// Bytes that count on an account: that of the thread that took them, or the process's. Given back when it is dropped,
-/// on whatever thread.
+/// Bytes charged to an account: that of the thread that took them, or the process's. They are returned when the value
+/// is dropped, on any thread.
 pub(crate) struct Charge {
     origin: Arc<Account>,
     bytes: usize,
@@ -159,8 +159,7 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Charges the current thread with as much as a lease of this length takes. Errors: `OutOfMemory` at the hard
-    /// limit.
+    /// Charges the current thread for a lease of this length. Errors: `OutOfMemory` at the hard limit.
     pub fn for_length(length: usize) -> io::Result<Charge> {
         let (_, bytes) = class_and_size(length);
         let origin = Account::current().ok_or(io::ErrorKind::OutOfMemory)?;
@@ -168,12 +167,12 @@ impl Charge {
         Ok(Charge { origin, bytes, holder: AtomicU8::new(ORIGIN) })
     }
 
-    /// How many bytes are charged.
+    /// Number of bytes charged.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Moves it to the process's account. Errors: `OutOfMemory` at that account's limit; it stays where it is then.
+    /// Moves the charge to the process's account. Errors: `OutOfMemory` at that account's limit; then nothing changes.
     pub fn move_to_process(&self) -> io::Result<()> {
         if self.holder.load(Ordering::Relaxed) == PROCESS {
             return Ok(());
@@ -183,13 +182,13 @@ impl Charge {
         SHARED
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with)
             .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        // Somebody else may have moved it meanwhile.
+        // Another thread may have moved it meanwhile.
         let before = self.holder.swap(PROCESS, Ordering::Relaxed);
         self.give_back(before);
         Ok(())
     }
 
-    /// As `give_back`, where this is known to be the origin.
+    /// As `give_back`, on the origin thread.
     #[inline]
     fn give_back_on_origin(&self, holder: u8) {
         match holder {
@@ -222,13 +221,13 @@ impl Drop for Charge {
 pub(crate) struct Memory {
     start: NonNull<u8>,
     size: usize,
-    /// Its class; none if it is too large for any, or has a size of its own.
+    /// The size class; `None` for blocks too large for any, or of an exact size.
     class: Option<u8>,
     charge: Charge,
 }
 
-// SAFETY: the memory belongs to this value alone, as a box's does, and a `Block` or a `Bytes` says which of its bytes
-// may be read or written. All else in it is `Send` and `Sync`.
+// SAFETY: this value owns the memory as a box does, and a `Block` or a `Bytes` says which of its bytes may be read or
+// written. Everything else in it is `Send` and `Sync`.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -241,7 +240,7 @@ impl Memory {
         Memory { start, size, class, charge }
     }
 
-    /// Where the block begins.
+    /// Address of the block.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -258,13 +257,13 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let bytes = ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.size);
-        // SAFETY: `allocate` made it of a box of this size, and nobody has it any more.
+        // SAFETY: `allocate` made it from a box of this size, and there are no references left.
         drop(unsafe { Box::from_raw(bytes) });
     }
 }
 
-/// The smallest class for that many bytes. By arithmetic, because every request asks: the classes have 4^n KiB, with
-/// one of 20 KiB between.
+/// The smallest class for `size` bytes. Computed, because every request needs it: the classes have 4^n KiB, with one of
+/// 20 KiB between.
 #[inline]
 pub(crate) fn class_of(size: usize) -> Option<usize> {
     let above_first = size.div_ceil(KIB).saturating_sub(1);
@@ -273,29 +272,29 @@ pub(crate) fn class_of(size: usize) -> Option<usize> {
     (class < LEASE_CLASSES.len()).then_some(class)
 }
 
-/// The class of a block for that many bytes, and its size.
+/// Class and size of a block for `length` bytes.
 #[inline]
 fn class_and_size(length: usize) -> (Option<usize>, usize) {
     let class = class_of(length);
     (class, class.map_or_else(|| length.next_power_of_two(), |class| LEASE_CLASSES[class]))
 }
 
-/// A block that one has and may write to, on its thread.
+/// A block that its owner may write to, on its thread.
 pub(crate) struct Block {
     /// The only reference.
     memory: ManuallyDrop<Arc<Memory>>,
-    /// It stays on the thread whose account it is in.
+    /// A block stays on the thread whose account is charged.
     _not_send: PhantomData<Rc<()>>,
 }
 
 impl Block {
-    /// A block of at least that many bytes. Errors: `OutOfMemory` at the hard limit.
+    /// A block of at least `length` bytes. Errors: `OutOfMemory` at the hard limit.
     #[inline]
     pub fn take(length: usize) -> io::Result<Block> {
         Block::take_below(length, hard_limit())
     }
 
-    /// Without a look at the limit.
+    /// As [`Block::take`], ignoring the limit.
     pub fn take_past_limit(length: usize) -> Block {
         Block::take_below(length, usize::MAX).expect("there is no limit")
     }
@@ -316,8 +315,8 @@ impl Block {
         Ok(Block::of(memory))
     }
 
-    /// A block of just that many bytes, of no class: it goes back to the allocator. There is no limit for it, since it
-    /// takes the place of a larger one.
+    /// A block of exactly `length` bytes, without a class: it returns to the allocator. It ignores the limit, since it
+    /// replaces a larger block.
     pub fn exact(length: usize) -> Block {
         charge(length, usize::MAX).expect("there is no limit");
         Block::of(Arc::new(Memory::allocate(None, length, origin_of_new())))
@@ -327,8 +326,7 @@ impl Block {
         Block { memory: ManuallyDrop::new(memory), _not_send: PhantomData }
     }
 
-    /// The block that this is all of, if nobody else has a piece of it, and it belongs to this thread and is charged to
-    /// it.
+    /// The block of this memory, if there are no other pieces of it, and it belongs and is charged to this thread.
     pub fn from_shared(memory: Arc<Memory>) -> Result<Block, Arc<Memory>> {
         if is_only_one(&memory) && memory.charge.holder.load(Ordering::Relaxed) == ORIGIN {
             return Ok(Block::of(memory));
@@ -336,7 +334,7 @@ impl Block {
         Err(memory)
     }
 
-    /// The memory, to be read by several.
+    /// The memory, for several readers.
     #[inline]
     pub fn into_shared(self) -> Arc<Memory> {
         let mut block = ManuallyDrop::new(self);
@@ -344,7 +342,7 @@ impl Block {
         unsafe { ManuallyDrop::take(&mut block.memory) }
     }
 
-    /// How many bytes it has.
+    /// Number of bytes.
     #[inline]
     pub fn size(&self) -> usize {
         self.memory.size
@@ -352,13 +350,14 @@ impl Block {
 
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: all bytes of the block are initialized, and nobody else has it: nobody writes while this is borrowed.
+        // SAFETY: all bytes of the block are initialized, and this is the only reference to them: they are not written
+        // while borrowed.
         unsafe { slice::from_raw_parts(self.memory.start.as_ptr(), self.memory.size) }
     }
 
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; and nobody else reads.
+        // SAFETY: as above, and they are not read elsewhere.
         unsafe { slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.memory.size) }
     }
 }
@@ -371,7 +370,7 @@ impl Drop for Block {
     }
 }
 
-/// The account of a block that is allocated. A thread that ends gives its blocks to none that is asked again.
+/// The account for a new block. A thread that is ending charges an account that is never used again.
 #[cold]
 fn origin_of_new() -> Arc<Account> {
     Account::current().unwrap_or_default()
@@ -383,12 +382,12 @@ fn is_only_one(memory: &Arc<Memory>) -> bool {
     if Arc::strong_count(memory) != 1 || !memory.charge.origin.is_current() {
         return false;
     }
-    // Whoever had another one has done all with it before this.
+    // Other references were used only before this.
     fence(Ordering::Acquire);
     true
 }
 
-/// Drops a reference; with the last one, on the thread of the block, the block is free for the next lease.
+/// Drops a reference; if it was the last one, on the block's thread, the block is free for the next lease.
 #[inline]
 pub(crate) fn drop_shared(memory: Arc<Memory>) {
     if is_only_one(&memory) {
@@ -396,7 +395,7 @@ pub(crate) fn drop_shared(memory: Arc<Memory>) {
     }
 }
 
-/// Takes the charge off a block that nobody has any more, and keeps it for the next lease. On its own thread.
+/// Removes the charge of an unreferenced block and keeps it for the next lease. On its own thread.
 #[inline]
 fn release(memory: Arc<Memory>) {
     let charge = &memory.charge;

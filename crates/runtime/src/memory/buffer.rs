@@ -1,12 +1,11 @@
-//! Leases and the input buffer: memory that one has and may write to, on loan from the worker's size classes
-//! (`blocks.rs`).
+//! Leases and the input buffer: writable memory on loan from the worker's size classes (`blocks.rs`).
 //!
-//! A lease is taken when bytes are there and returned when they are consumed; what holds no bytes holds no memory, so
-//! an idle connection costs none. The bytes on lease are counted against a limit of the thread: at the limit callers
-//! pause ([`leases_exhausted`](crate::leases_exhausted)), a quarter above it nothing more is given out
-//! ([`io::ErrorKind::OutOfMemory`]). A loop sets the limit: [`crate::LoopOptions`].
+//! A lease is taken when there are bytes and returned when they are consumed; an empty buffer holds no memory, so an
+//! idle connection costs none. Leased bytes count towards a limit of the thread: at the limit callers pause
+//! ([`leases_exhausted`](crate::leases_exhausted)), a quarter above it no more is leased
+//! ([`io::ErrorKind::OutOfMemory`]). [`crate::LoopOptions`] sets the limit of a loop.
 //!
-//! What has been written is passed on as [`Bytes`](crate::Bytes), by [`Lease::freeze`], which several may read.
+//! [`Lease::freeze`] turns written bytes into [`Bytes`](crate::Bytes), which may have several readers.
 
 use std::fmt;
 use std::io;
@@ -14,7 +13,7 @@ use std::ops::{Deref, DerefMut, Range};
 
 use crate::memory::blocks::Block;
 
-/// Owned bytes in memory on loan. Dereferences to its bytes.
+/// Owned bytes in leased memory. Dereferences to its bytes.
 pub struct Lease {
     block: Block,
     start: u32,
@@ -22,7 +21,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease of exactly `length` bytes; what they contain is unspecified (it may be what an earlier user left).
+    /// A lease of exactly `length` bytes with unspecified content (perhaps that of an earlier user).
     ///
     /// Errors: `OutOfMemory` at the hard limit.
     pub fn new(length: usize) -> io::Result<Lease> {
@@ -56,7 +55,7 @@ impl Lease {
         self.start += count as u32;
     }
 
-    /// Appends as much of `bytes` as there is room behind the end, and returns how much that was.
+    /// Appends the part of `bytes` that fits behind the end, and returns its length.
     pub fn append(&mut self, bytes: &[u8]) -> usize {
         let room = &mut self.block.bytes_mut()[self.end as usize..];
         let count = room.len().min(bytes.len());
@@ -65,7 +64,7 @@ impl Lease {
         count
     }
 
-    /// The block, and where in it the lease lies.
+    /// The block, and the range of the lease in it.
     #[inline]
     pub(crate) fn into_block(self) -> (Block, Range<usize>) {
         (self.block, self.start as usize..self.end as usize)
@@ -136,7 +135,7 @@ impl Buffer {
         }
     }
 
-    /// As [`Buffer::readable`], for whoever works on them in place.
+    /// As [`Buffer::readable`], to change the bytes in place.
     pub fn readable_mut(&mut self) -> &mut [u8] {
         match &mut self.block {
             Some(block) => &mut block.bytes_mut()[self.start as usize..self.end as usize],
@@ -144,19 +143,19 @@ impl Buffer {
         }
     }
 
-    /// How many bytes are readable.
+    /// Number of readable bytes.
     #[inline]
     pub fn len(&self) -> usize {
         (self.end - self.start) as usize
     }
 
-    /// Whether nothing is readable.
+    /// Whether there are no readable bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// The size of the memory held, 0 when empty.
+    /// Size of the memory held, 0 when empty.
     pub fn capacity(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.size())
     }
@@ -188,14 +187,14 @@ impl Buffer {
         Ok(())
     }
 
-    /// Exactly `size` writable bytes behind the readable ones, moving or growing the memory if need be; what is written
-    /// there becomes readable with [`Buffer::commit`]. Errors: `OutOfMemory` at the hard limit.
+    /// Exactly `size` writable bytes behind the readable ones; moves or enlarges the memory if necessary.
+    /// [`Buffer::commit`] makes the written bytes readable. Errors: `OutOfMemory` at the hard limit.
     pub fn spare(&mut self, size: usize) -> io::Result<&mut [u8]> {
         self.make_room(size, Block::take)
     }
 
-    /// Appends a copy of `bytes`, above the limits if need be, where the caller has a bound of its own: they are
-    /// charged, so nobody else gets more until they are gone.
+    /// Appends a copy of `bytes`, above the limits if necessary; the caller has a limit of its own. They are charged,
+    /// so no other lease succeeds until they are gone.
     pub fn append_past_limit(&mut self, bytes: &[u8]) {
         let room = self.make_room(bytes.len(), |size| Ok(Block::take_past_limit(size)));
         room.expect("the size is in bounds").copy_from_slice(bytes);
@@ -234,8 +233,8 @@ impl Buffer {
         }
     }
 
-    /// Moves the readable bytes to memory of just their size if that is half as much or less: for what is kept for
-    /// long.
+    /// Moves the readable bytes to memory of exactly their size if that is at most half as much: for bytes that are
+    /// kept for long.
     pub fn shrink(&mut self) {
         let readable = self.readable();
         if readable.is_empty() || 2 * readable.len() > self.capacity() {
@@ -253,8 +252,8 @@ impl Buffer {
         block.map(|block| Lease { block, start, end })
     }
 
-    /// Takes the first `count` bytes as a lease; what follows them stays. Copies the shorter of the two parts, and none
-    /// if that is empty. Errors: `OutOfMemory` at the hard limit; nothing is taken then.
+    /// Takes the first `count` bytes as a lease; the rest stays. Copies the shorter of the two parts, and nothing if
+    /// that is empty. Errors: `OutOfMemory` at the hard limit; nothing is taken then.
     pub fn split_to(&mut self, count: usize) -> io::Result<Lease> {
         assert!(count <= self.len(), "more is taken than there is");
         let (front, rest) = self.readable().split_at(count);
@@ -319,7 +318,7 @@ mod tests {
         buffer.append(&[2; 50]).unwrap();
         assert_eq!(buffer.readable(), [vec![1; 100], vec![2; 50]].concat());
         buffer.append(&[3; 800]).unwrap();
-        // That would be hardly less.
+        // That would save too little.
         buffer.shrink();
         assert_eq!(buffer.capacity(), 1024);
         buffer.consume(950);

@@ -1,16 +1,17 @@
-//! Bytes: a piece of memory that several may read and nobody writes. Cloned and cut without a copy, sent to any thread.
+//! Bytes: a piece of immutable memory that may have several readers. Cloned and sliced without a copy, and sent to any
+//! thread.
 //!
-//! It is what sockets send, bodies consist of, files are read into and written from. Where it comes from:
+//! Sockets send it, bodies consist of it, and files are read into it and written from it. Its sources:
 //!
 //! ```text
-//!   a lease, frozen           charged to the loop that took it, once for all pieces, until the last one goes
+//!   a lease, frozen           charged to the loop that took it, once for all pieces, until the last one is dropped
 //!   a read of a file          charged to the loop that waited for it
-//!   a Vec, an owner           counted by nobody here
-//!   a static                  nothing to count
+//!   a Vec, an owner           not counted
+//!   a static                  no memory to count
 //! ```
 //!
-//! What other loops hold would count against the loop that it came from, and a slow client there could use up the
-//! memory here. So who gives a piece away moves its charge to the process first: [`Bytes::share`].
+//! Pieces held by other loops would count against the loop that they came from, and a slow client there could exhaust
+//! the memory here. So a loop that gives a piece away first moves its charge to the process: [`Bytes::share`].
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -25,21 +26,21 @@ use crate::memory::blocks::{self, Block, Charge, Memory};
 use crate::memory::buffer::Lease;
 use crate::memory::read_memory::ReadMemory;
 
-/// Copies up to this length are one allocation.
+/// Limit of copies that take a single allocation.
 const SHORT_MAX: usize = 48;
 
-/// A piece of memory that is only read.
+/// A piece of immutable memory.
 pub struct Bytes {
     start: NonNull<u8>,
     length: usize,
     owner: Owner,
 }
 
-/// What keeps the bytes where they are.
+/// Keeps the bytes in place.
 #[derive(Clone)]
 enum Owner {
     Static,
-    /// What was a lease. Dropped by `blocks::drop_shared`.
+    /// A frozen lease. Dropped by `blocks::drop_shared`.
     Block(Arc<Memory>),
     #[expect(dead_code, reason = "kept, not read")]
     Short(Arc<[u8; SHORT_MAX]>),
@@ -48,7 +49,7 @@ enum Owner {
 
 enum Other {
     Vec(Vec<u8>),
-    /// What was read for all who asked, and the charge of one of them.
+    /// Memory shared by all that asked for a read, and the charge of one of them.
     Read(Arc<ReadMemory>, Charge),
     Owner(Box<dyn AsRef<[u8]> + Send + Sync>),
 }
@@ -63,7 +64,7 @@ impl Other {
     }
 }
 
-// SAFETY: nobody writes to the bytes while this or a clone of it exists, and the owner, which keeps them, is `Send` and
+// SAFETY: the bytes are not written while this or a clone of it exists, and the owner, which keeps them, is `Send` and
 // `Sync`.
 unsafe impl Send for Bytes {}
 // SAFETY: as above.
@@ -75,14 +76,14 @@ impl Bytes {
         Bytes::from_static(&[])
     }
 
-    /// Bytes that live for ever.
+    /// Static bytes.
     pub const fn from_static(bytes: &'static [u8]) -> Bytes {
         // SAFETY: a reference is never null.
         let start = unsafe { NonNull::new_unchecked(bytes.as_ptr().cast_mut()) };
         Bytes { start, length: bytes.len(), owner: Owner::Static }
     }
 
-    /// A copy of `bytes`, charged to nobody: for short texts. (Of what may be long, make a lease.)
+    /// A copy of `bytes`, not charged: for short texts. (Copy longer data to a lease.)
     pub fn copy_from_slice(bytes: &[u8]) -> Bytes {
         match bytes.len() {
             0 => Bytes::new(),
@@ -96,12 +97,12 @@ impl Bytes {
         }
     }
 
-    /// The bytes of `owner`, which is dropped with the last of them. They must be the same each time it is asked.
+    /// The bytes of `owner`, which is dropped with the last of them. `as_ref` must always return the same bytes.
     pub fn from_owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Bytes {
         Bytes::of_other(Other::Owner(Box::new(owner)), ..)
     }
 
-    /// What was read into memory that others may have, too, and one's charge for it.
+    /// Bytes read into memory that may be shared, with the caller's charge for it.
     pub(crate) fn of_read(memory: Arc<ReadMemory>, range: Range<usize>, charge: Charge) -> Bytes {
         debug_assert!(range.len() <= charge.bytes());
         Bytes::of_other(Other::Read(memory, charge), range)
@@ -109,7 +110,7 @@ impl Bytes {
 
     fn of_other(other: Other, range: impl RangeBounds<usize>) -> Bytes {
         let other = Arc::new(other);
-        // Looked at behind the `Arc`, where it stays.
+        // Borrowed from the `Arc`, where the value does not move.
         let bytes = other.bytes();
         let bytes = &bytes[within(range, bytes.len())];
         let (start, length) = (NonNull::from(bytes).cast::<u8>(), bytes.len());
@@ -124,7 +125,7 @@ impl Bytes {
         Bytes { start, length: range.end - range.start, owner: Owner::Block(memory) }
     }
 
-    /// Those in `range`, which must lie within these.
+    /// The bytes in `range`, which must lie within these.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Bytes {
         let range = within(range, self.length);
         if range.is_empty() {
@@ -135,7 +136,7 @@ impl Bytes {
         Bytes { start, length: range.len(), owner: self.owner.clone() }
     }
 
-    /// Takes the first `count` off, of which there must be as many.
+    /// Removes and returns the first `count` bytes, which must exist.
     pub fn split_to(&mut self, count: usize) -> Bytes {
         if count == self.length {
             return mem::take(self);
@@ -145,24 +146,24 @@ impl Bytes {
         front
     }
 
-    /// Removes the first `count`, of which there must be as many.
+    /// Removes the first `count` bytes, which must exist.
     #[inline]
     pub fn advance(&mut self, count: usize) {
         assert!(count <= self.length, "more is removed than there is");
-        // SAFETY: it points into the bytes, or behind the last.
+        // SAFETY: the pointer stays within the bytes, or right behind the last.
         self.start = unsafe { self.start.add(count) };
         self.length -= count;
     }
 
-    /// Keeps the first `length`.
+    /// Keeps the first `length` bytes.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }
 
-    /// Moves the charge for the memory from the loop's account to the process's: to be called before a piece is given
-    /// to another loop, which may hold it for long. It counts for all pieces of that memory, and once.
+    /// Moves the charge for the memory from the loop's account to the process's. Call this before a piece is given to
+    /// another loop, which may hold it for long. It applies to all pieces of that memory, and once.
     ///
-    /// Errors: `OutOfMemory` at the limit of that account ([`crate::shared_bytes_max`]): then nothing has changed, and
+    /// Errors: `OutOfMemory` at the limit of that account ([`crate::shared_bytes_max`]); nothing has changed then, and
     /// the piece should stay here.
     pub fn share(&self) -> io::Result<()> {
         match &self.owner {
@@ -175,7 +176,7 @@ impl Bytes {
         }
     }
 
-    /// The lease that these bytes were frozen from, if nobody else has any of it, it is this thread's and was not
+    /// The lease that these bytes were frozen from, if there are no other pieces of it, it is this thread's and was not
     /// `share`d.
     pub fn try_into_lease(mut self) -> Result<Lease, Bytes> {
         let (start, length) = (self.start, self.length);
@@ -192,7 +193,7 @@ impl Bytes {
     }
 }
 
-/// The range within `length` bytes. Panics when it does not lie within.
+/// The range within `length` bytes. Panics if it is outside.
 fn within(range: impl RangeBounds<usize>, length: usize) -> Range<usize> {
     let begin = match range.start_bound() {
         Bound::Included(&begin) => begin,
@@ -237,7 +238,7 @@ impl Deref for Bytes {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the owner keeps so many initialized bytes there, which nobody writes meanwhile.
+        // SAFETY: the owner keeps `length` initialized bytes there, which are not written meanwhile.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
@@ -255,7 +256,7 @@ impl Borrow<[u8]> for Bytes {
 }
 
 impl Lease {
-    /// The bytes, to be read by several and written by nobody. Costs nothing: the memory stays where it is.
+    /// Makes the bytes immutable, for several readers. Costs nothing: the memory stays where it is.
     #[inline]
     pub fn freeze(self) -> Bytes {
         let (block, range) = self.into_block();
@@ -370,7 +371,7 @@ mod tests {
     use super::*;
     use crate::{leased_bytes, set_shared_bytes_max, shared_bytes};
 
-    /// On a thread of its own, where nobody else has anything on lease.
+    /// On a thread of its own, which has no other leases.
     fn alone(work: impl FnOnce() + Send + 'static) {
         thread::spawn(work).join().unwrap();
     }

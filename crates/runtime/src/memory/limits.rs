@@ -1,22 +1,22 @@
-//! How much memory this process may use: the machine's, or what its cgroups allow if that is less. Read once, from
-//! files in memory; a limit that is changed later is not noticed.
+//! Memory that this process may use: the machine's, or the limit of its cgroups if that is lower. Read once, from files
+//! in memory; later changes of a limit are not noticed.
 
 use std::path::Path;
 use std::sync::OnceLock;
 
 const MIB: u64 = 1 << 20;
 
-/// Leases of all loops together, and of each: less than one request with a large header and body needs is of no use.
+/// Minimum of leased bytes of all loops, and of each: one request with a large header and body must fit.
 const LEASES_MIN: u64 = 64 * MIB;
 const LEASES_MIN_PER_LOOP: u64 = 4 * MIB;
 
-/// The bytes that each of so many loops may have on lease if nothing else is said.
+/// Default limit of leased bytes of each of `loops` loops.
 pub(crate) fn share_of_leases(loops: usize) -> usize {
     share(available(), loops as u64)
 }
 
-/// The bytes that may be charged to the process if nothing else is said: a sixteenth of the memory, as much as a
-/// quarter of what all loops have on lease.
+/// Default limit of bytes charged to the process: a sixteenth of the memory, which is a quarter of the limit of all
+/// loops' leases.
 pub(crate) fn share_of_shared_bytes() -> usize {
     share(available() / 4, 1)
 }
@@ -37,7 +37,7 @@ fn physical_bytes() -> u64 {
     (info.totalram as u64).saturating_mul(info.mem_unit.into())
 }
 
-/// The smallest limit of the process's cgroup and those around it that can be seen; `None` where there is none.
+/// The lowest limit of the process's cgroup and its visible ancestors; `None` without any.
 fn cgroup_limit() -> Option<u64> {
     let table = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     table
@@ -47,8 +47,8 @@ fn cgroup_limit() -> Option<u64> {
         .min()
 }
 
-/// One line of /proc/self/cgroup (cgroups(7)), `0::/path` or, in version 1, `5:memory:/path`: where the hierarchy is
-/// mounted by convention, the path therein, and the name of the file that tells the limit.
+/// From a line of /proc/self/cgroup (cgroups(7)), `0::/path` or, in version 1, `5:memory:/path`: the conventional mount
+/// point of the hierarchy, the path in it, and the name of the file with the limit.
 fn memory_directory_and_file(line: &str) -> Option<(&'static Path, &Path, &'static str)> {
     let mut fields = line.splitn(3, ':');
     let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
@@ -63,7 +63,7 @@ fn memory_directory_and_file(line: &str) -> Option<(&'static Path, &Path, &'stat
 }
 
 fn limit_above(root: &Path, path: &Path, file: &str) -> Option<u64> {
-    // In a container the path may be that of the host and not exist; the container's own limit is then at the root.
+    // In a container the path may be the host's and not exist; the container's own limit is then at the root.
     let limits = path.ancestors().filter_map(|part| std::fs::read_to_string(root.join(part).join(file)).ok());
     // "max" is no number, and no limit.
     limits.filter_map(|limit| limit.trim_end().parse().ok()).min()

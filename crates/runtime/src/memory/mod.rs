@@ -1,7 +1,6 @@
-//! Memory that carries bytes: a lease is writable and on loan from the worker ([`Buffer`], [`Lease`]), [`Bytes`] are
-//! what was read or made and is only read, an [`Output`] is a list of them that is to be sent. All are made of blocks
-//! of a few sizes, which count for the loop that took them or for the process. What threads read of files is in blocks
-//! of their own (`read_memory.rs`).
+//! Memory for bytes. A lease is writable and on loan from the worker ([`Buffer`], [`Lease`]); [`Bytes`] are immutable;
+//! an [`Output`] is a list of them to send. All consist of blocks of a few sizes, which are charged to the loop that
+//! took them or to the process. Files are read by other threads into blocks of their own (`read_memory.rs`).
 
 pub(crate) mod blocks;
 pub(crate) mod buffer;

@@ -1,7 +1,7 @@
 //! The output queue: owned chunks waiting to be sent, in order.
 //!
 //! Chunks are [`Bytes`]; small pieces may be copied into one lease with [`Output::append`] or `io::Write`. The queue
-//! itself has no bound: who fills it looks at [`Output::len_bytes`].
+//! itself is unbounded: callers check [`Output::len_bytes`].
 
 use std::fmt;
 use std::io;
@@ -11,28 +11,28 @@ use smallvec::SmallVec;
 use crate::memory::buffer::Lease;
 use crate::memory::bytes::Bytes;
 
-/// How many chunks one system call sends at most: more than any response head and body need, few enough for the stack.
+/// Chunks sent by one system call at most: more than a response head and body need, few enough for the stack.
 pub(crate) const SLICES_MAX: usize = 64;
 
-/// Sent chunks stay in place until this many have gathered, then the rest is moved down.
+/// Number of sent chunks that stay in place before the rest is moved down.
 const GAP_MAX: usize = 32;
 
 /// A queue of owned chunks to send.
 #[derive(Default)]
 pub struct Output {
-    /// `chunks[head..]` are waiting, none of them empty; those before are.
+    /// `chunks[head..]` are waiting, none of them empty; those before are empty.
     chunks: SmallVec<[Bytes; 3]>,
     head: usize,
-    /// All that waits, with what is on loan.
+    /// Bytes waiting, including those on loan.
     length: usize,
     more_follows: bool,
     loan: Option<Loan>,
 }
 
-/// What a driver has borrowed from the front of a queue to send it: it still waits, but its chunks are elsewhere.
+/// Chunks that a driver has borrowed from the front of a queue to send them: they still count as waiting.
 #[derive(Clone, Copy)]
 struct Loan {
-    /// Tells the loans of a driver apart.
+    /// Distinguishes the loans of a driver.
     ticket: u32,
     length: usize,
 }
@@ -43,25 +43,26 @@ impl Output {
         Output { chunks: SmallVec::new(), head: 0, length: 0, more_follows: false, loan: None }
     }
 
-    /// How many bytes wait.
+    /// Number of waiting bytes.
     #[inline]
     pub fn len_bytes(&self) -> usize {
         self.length
     }
 
-    /// Whether nothing waits.
+    /// Whether no bytes wait.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Says that more is sent right after this by other means (a file): the kernel then waits for it before it sends a
-    /// packet that is not full (`MSG_MORE`; as `TCP_CORK`, without its two calls). Until it is said otherwise.
+    /// Announces that more is sent right after this by other means (a file): the kernel then waits for it before it
+    /// sends a packet that is not full (`MSG_MORE`; like `TCP_CORK`, without its two calls). Applies until it is
+    /// changed.
     pub fn set_more_follows(&mut self, more_follows: bool) {
         self.more_follows = more_follows;
     }
 
-    /// What [`Output::set_more_follows`] said.
+    /// The value of [`Output::set_more_follows`].
     pub fn more_follows(&self) -> bool {
         self.more_follows
     }
@@ -78,7 +79,7 @@ impl Output {
         }
     }
 
-    /// Queues a copy of `bytes`, behind the last chunk in its own memory where that is a lease that has room.
+    /// Queues a copy of `bytes`, in the memory of the last chunk if that is a lease with room.
     ///
     /// Errors: `OutOfMemory` at the hard limit of leases; nothing is queued then.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -90,7 +91,7 @@ impl Output {
         };
         let length_before = last.len();
         let appended = last.append(bytes);
-        // All or nothing: a part must not be queued when memory for the rest may be refused.
+        // All or nothing: no part must be queued if memory for the rest may be refused.
         let rest = match &bytes[appended..] {
             [] => Ok(None),
             rest => Lease::copy_of(rest).map(Some),
@@ -103,13 +104,13 @@ impl Output {
         rest.map(|rest| rest.into_iter().for_each(|rest| self.push_chunk(rest.freeze())))
     }
 
-    /// The last chunk that waits, if it can be written to.
+    /// Takes the last waiting chunk, if it can be written to.
     fn take_last_lease(&mut self) -> Option<Lease> {
         let last = self.chunks.pop()?;
         last.try_into_lease().map_err(|last| self.chunks.push(last)).ok()
     }
 
-    /// Drops everything that waits.
+    /// Drops all waiting bytes.
     pub fn clear(&mut self) {
         self.chunks.clear();
         self.head = 0;
@@ -117,8 +118,8 @@ impl Output {
         self.loan = None;
     }
 
-    /// Lends everything that waits to a driver, which sends it while nobody looks. It still counts as waiting. (What is
-    /// on loan and dropped from here by `clear` is sent all the same: it is too late.)
+    /// Lends all waiting bytes to a driver, which sends them in the background. They still count as waiting. (If they
+    /// are dropped by `clear` meanwhile, they are sent all the same.)
     pub(crate) fn lend(&mut self, ticket: u32) -> Output {
         debug_assert!(self.loan.is_none());
         let length = self.length;
@@ -128,7 +129,7 @@ impl Output {
         lent
     }
 
-    /// Ends the loan of this number: what was not sent waits in front again. False if this queue has no such loan.
+    /// Ends the loan with this ticket: unsent bytes wait in front again. False if this queue has no such loan.
     pub(crate) fn take_back(&mut self, ticket: u32, rest: &mut Output) -> bool {
         let Some(loan) = self.loan.take_if(|loan| loan.ticket == ticket) else {
             return false;
@@ -136,7 +137,7 @@ impl Output {
         self.length = self.length - loan.length + rest.length;
         if !rest.is_empty() {
             let newer = std::mem::replace(&mut self.chunks, std::mem::take(&mut rest.chunks));
-            // Nothing is consumed here during a loan, so `newer` has no gap.
+            // During a loan no bytes are consumed here, so `newer` has no gap.
             self.head = rest.head;
             self.chunks.extend(newer);
         }
@@ -144,34 +145,34 @@ impl Output {
         true
     }
 
-    /// Whether some of it is on loan.
+    /// Whether some bytes are on loan.
     pub(crate) fn has_loan(&self) -> bool {
         self.loan.is_some()
     }
 
-    /// Gives up what is on loan to a driver that will not return it.
+    /// Forgets a loan that a driver will not return.
     pub(crate) fn forget_loan(&mut self) {
         if let Some(loan) = self.loan.take() {
             self.length -= loan.length;
         }
     }
 
-    /// The bytes of the first chunk, empty when nothing waits.
+    /// The bytes of the first chunk, empty if there is none.
     pub fn first(&self) -> &[u8] {
         self.chunks.get(self.head).map_or(&[], |chunk| chunk)
     }
 
-    /// The chunks that wait, in order.
+    /// The waiting chunks, in order.
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
         self.chunks[self.head..].iter().map(|chunk| &**chunk)
     }
 
-    /// How many chunks wait.
+    /// Number of waiting chunks.
     pub fn chunk_count(&self) -> usize {
         self.chunks.len() - self.head
     }
 
-    /// Moves the first `count` bytes, which must wait here, behind those of another queue: no byte is copied.
+    /// Moves the first `count` bytes, which must wait here, to the end of another queue, without a copy.
     pub fn move_to(&mut self, count: usize, other: &mut Output) {
         assert!(count <= self.length, "moved more than there was");
         let mut left = count;

@@ -1,8 +1,8 @@
-//! Memory that files are read into by threads of pools, or by the ring: taken on one thread, given back on another.
+//! Memory that pool threads or the ring read files into: taken on one thread, returned on another.
 //!
-//! An allocator keeps what it has given out for the thread that it gave it to. A pool has dozens of threads, each of
-//! which takes memory, and a loop gives all of it back; so what is free would lie about in parts, a multiple of what is
-//! in use, and no page of it could go back to the system. These blocks therefore belong to nobody:
+//! An allocator keeps free memory for the thread that it was allocated on. A pool has dozens of threads that take
+//! memory, and a loop returns all of it; so free memory would be scattered, a multiple of the memory in use, and no
+//! page of it could return to the system. These blocks therefore belong to no thread:
 //!
 //! ```text
 //!   system ──map──► cold ──take──► ReadMemory ──drop, on any thread──► warm (4 MiB) ──take──► …
@@ -10,8 +10,8 @@
 //!                    └──── its pages go back to the system ◄───────┘
 //! ```
 //!
-//! Addresses stay mapped, pages do not: nothing is ever unmapped, so the number of mappings grows only with the most
-//! that was in use at a time. What a block contains when it is taken is unspecified.
+//! Addresses stay mapped, pages do not: nothing is ever unmapped, so the number of mappings grows only with the maximum
+//! in use. The content of a block is unspecified when it is taken.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
@@ -22,25 +22,25 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::memory::blocks::{LEASE_CLASSES, class_of};
 
-/// How many bytes of free blocks keep their pages: what some dozens of threads read at once.
+/// Bytes of free blocks that keep their pages: what some dozens of threads read at once.
 const WARM_BYTES_MAX: usize = 4 << 20;
 
-/// Blocks of a class are mapped so many bytes at a time; the largest have as many.
+/// Bytes that are mapped at once for blocks of a class; the largest class has this size.
 const REGION_BYTES: usize = 1 << 20;
 
-/// Where a free block begins.
+/// Address of a free block.
 struct Start(NonNull<u8>);
 
-// SAFETY: nobody has the block while it is free, and it belongs to no thread.
+// SAFETY: a free block has no references, and belongs to no thread.
 unsafe impl Send for Start {}
 
 /// The free blocks of all threads.
 struct Free {
-    /// By class, those that have pages.
+    /// Free blocks with pages, by class.
     warm: [Vec<Start>; LEASE_CLASSES.len()],
-    /// Those that have none.
+    /// Free blocks without pages, by class.
     cold: [Vec<Start>; LEASE_CLASSES.len()],
-    /// Of all classes.
+    /// Total bytes of `warm`.
     warm_bytes: usize,
 }
 
@@ -68,32 +68,32 @@ impl Free {
         Some(start)
     }
 
-    /// The class whose free blocks have the most pages: where sizes have changed, one that nobody takes any more.
+    /// The class with the most pages in free blocks: if sizes have changed, one that is not in use any more.
     fn warmest_class(&self) -> usize {
         (0..LEASE_CLASSES.len()).max_by_key(|&class| self.warm[class].len() * LEASE_CLASSES[class]).expect("classes")
     }
 }
 
-/// Bytes that one has and may write to, on any thread.
+/// Owned, writable bytes, on any thread.
 pub(crate) struct ReadMemory {
     start: NonNull<u8>,
     length: usize,
-    /// `None`: it is the allocator's.
+    /// `None`: allocated by the allocator.
     class: Option<usize>,
 }
 
-// SAFETY: the bytes belong to this value alone, as a box's do.
+// SAFETY: this value owns the bytes as a box does.
 unsafe impl Send for ReadMemory {}
 // SAFETY: as above.
 unsafe impl Sync for ReadMemory {}
 
 impl ReadMemory {
-    /// So many bytes. They begin with a page if they are as many.
+    /// Memory of `length` bytes, page-aligned if they are at least a page.
     pub fn new(length: usize) -> ReadMemory {
         let class = class_of(length).filter(|&class| LEASE_CLASSES[class].is_multiple_of(rustix::param::page_size()));
         match class.and_then(|class| Some((class, take(&FREE, class)?))) {
             Some((class, Start(start))) => ReadMemory { start, length, class: Some(class) },
-            // Less than a page, more than any class has, or there is nothing left to be mapped.
+            // Less than a page, more than the largest class, or the system maps no more.
             None => {
                 let bytes = Box::into_raw(vec![0_u8; length].into_boxed_slice());
                 let start = NonNull::new(bytes.cast::<u8>()).expect("a box has an address");
@@ -114,7 +114,7 @@ impl Deref for ReadMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: there are so many bytes, all initialized, and nobody else has them.
+        // SAFETY: there are `length` initialized bytes, and this is the only reference.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
@@ -130,13 +130,13 @@ impl Drop for ReadMemory {
     fn drop(&mut self) {
         match self.class {
             Some(class) => give_back(&FREE, class, Start(self.start)),
-            // SAFETY: `new` made it of a box of this length, and nobody has it any more.
+            // SAFETY: `new` made it from a box of this length, and there are no references left.
             None => drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.length)) }),
         }
     }
 }
 
-/// A block of this class; `None` where the system gives no more.
+/// Takes a block of this class; `None` if the system maps no more.
 fn take(free: &Mutex<Free>, class: usize) -> Option<Start> {
     let size = LEASE_CLASSES[class];
     {
@@ -148,10 +148,9 @@ fn take(free: &Mutex<Free>, class: usize) -> Option<Start> {
     }
     let blocks = REGION_BYTES / size;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address of the system's choice touches nobody's memory.
+    // SAFETY: a new mapping at an address that the system chooses touches no other memory.
     let region = unsafe { mmap_anonymous(ptr::null_mut(), blocks * size, protection, MapFlags::PRIVATE) }.ok()?;
-    // SAFETY: the mapping is ours. A huge page would bring memory for blocks that nobody has; an error says that there
-    // are none.
+    // SAFETY: the mapping is ours. A huge page would take memory for unused blocks; an error means that there are none.
     let _ = unsafe { madvise(region, blocks * size, Advice::LinuxNoHugepage) };
     let region = NonNull::new(region.cast::<u8>())?;
     // SAFETY: each block lies within the region.
@@ -161,10 +160,10 @@ fn take(free: &Mutex<Free>, class: usize) -> Option<Start> {
     first
 }
 
-/// How many blocks of another size give up their pages for one: each costs a system call.
+/// Blocks of another size that give up their pages for one: each costs a system call.
 const DISPLACED_MAX: usize = 4;
 
-/// A block that nobody has any more. It keeps its pages if there is room: some of another class make it that have more.
+/// Returns a block. It keeps its pages if there is room, which blocks of another class with more pages make.
 fn give_back(free: &Mutex<Free>, class: usize, start: Start) {
     let mut free = free.lock();
     for _ in 0..DISPLACED_MAX {
@@ -183,10 +182,10 @@ fn give_back(free: &Mutex<Free>, class: usize, start: Start) {
     free.cold[class].push(start);
 }
 
-/// Gives the pages of a block that nobody has back to the system.
+/// Returns the pages of a free block to the system.
 fn release_pages(class: usize, start: &Start) {
-    // SAFETY: the block is whole pages of a private mapping, of which nobody has any more: they may be zero from now
-    // on. An error leaves them as they are.
+    // SAFETY: the block consists of whole pages of a private mapping, without references: they may be zero from now on.
+    // An error leaves them as they are.
     let _ = unsafe { madvise(start.0.as_ptr().cast(), LEASE_CLASSES[class], Advice::LinuxDontNeed) };
 }
 
@@ -216,17 +215,18 @@ mod tests {
             let count = 2 * WARM_BYTES_MAX / LEASE_CLASSES[class];
             (0..count).map(|_| take(&free, class).expect("there is memory")).collect()
         };
-        // How many of twice as many blocks as are kept have what was written to them, and their bytes.
+        // For twice as many blocks as are kept: number of those that still have the bytes written to them, times their
+        // size.
         let kept_bytes = |class: usize| -> usize {
             let blocks = take_all(class);
-            // SAFETY: the block is this test's, and has at least a byte.
+            // SAFETY: the test owns the block, which has at least a byte.
             let kept = blocks.iter().filter(|block| unsafe { block.0.replace(1) } == 1).count();
             blocks.into_iter().for_each(|block| give_back(&free, class, block));
             kept * LEASE_CLASSES[class]
         };
         let [large, small] = [LARGE, 16 << 10].map(|length| class_of(length).expect("a class"));
         assert_eq!([large, large].map(kept_bytes), [0, WARM_BYTES_MAX]);
-        // Of the room of a size that is not in use, another one gets more than half, and never more than all.
+        // Of the room of an unused size, another one gets more than half, and never more than all.
         assert_eq!(kept_bytes(small), 0);
         assert!((WARM_BYTES_MAX / 2..WARM_BYTES_MAX).contains(&kept_bytes(small)));
         assert_eq!(free.lock().warm_bytes, WARM_BYTES_MAX);

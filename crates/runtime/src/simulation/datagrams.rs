@@ -1,9 +1,9 @@
-//! Datagrams of a simulated world: sockets by address, and what is on its way between them.
+//! Datagrams of a simulated world: sockets by address, and the datagrams between them.
 //!
-//! As in any network one arrives whole, or not at all, or twice, or behind one that was sent later: each takes its own
-//! time. Where nobody listens, a sender who is connected is told (ECONNREFUSED), once.
+//! As in any network a datagram arrives whole, not at all, twice, or after one that was sent later: each has a delay of
+//! its own. If no socket has the address, a connected sender gets ECONNREFUSED, once.
 //!
-//! Bound: a socket holds some datagrams; what comes on top is lost.
+//! A socket holds a bounded number of datagrams; further ones are lost.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,13 +17,13 @@ use crate::executor::slots::{Key, Slots};
 use crate::socket::SocketAddress;
 use crate::socket::datagram::{DatagramOptions, Ecn, Received, Room, Transmit};
 
-/// How many datagrams a socket holds that nobody has received: about what the kernel's buffer has room for.
+/// Datagrams that a socket holds until they are received: about as many as fit the kernel's buffer.
 const ARRIVED_MAX: usize = 256;
 
-/// Where the ports of sockets begin that were not given one.
+/// First port for sockets without one.
 const FIRST_PORT: u16 = 20_000;
 
-/// What is on its way.
+/// A datagram on its way.
 #[derive(Clone)]
 pub(crate) struct Datagram {
     to: SocketAddress,
@@ -66,7 +66,7 @@ impl Datagrams {
         Ok(self.sockets.insert(Socket { local, options, arrived, error: None, reader: Parked::new() }))
     }
 
-    /// Returns who waited, to be dropped when nothing is borrowed.
+    /// Returns the waker of the reader, to be dropped when nothing is borrowed.
     pub fn close(&mut self, key: Key) -> Option<Waker> {
         self.sockets.remove(key).and_then(|mut socket| socket.reader.take())
     }
@@ -98,7 +98,8 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Gives the datagram to whom it is for; returns who waits for it, or for the news that nobody is there.
+    /// Delivers the datagram; returns the waker of its receiver, or of the sender that gets an error because there is
+    /// none.
     pub fn handle_arrival(&mut self, fate: &Fate, datagram: Datagram) -> Option<Waker> {
         let Datagram { to, from, bytes, .. } = &datagram;
         fate.note("datagram arrives", 0, bytes.len());
@@ -116,7 +117,8 @@ impl Datagrams {
         socket.reader.take()
     }
 
-    /// The next datagrams; or has the task woken, and says what is to be dropped when nothing is borrowed.
+    /// Receives the next datagrams, or registers the task; also returns the displaced waker, to be dropped when nothing
+    /// is borrowed.
     pub fn poll_recv(
         &mut self,
         fate: &Fate,
@@ -175,8 +177,7 @@ impl Datagrams {
 }
 
 impl Socket {
-    /// Where what it sends comes from: a socket that hears at all addresses has one of them for that, unless it says
-    /// which.
+    /// Source address of its datagrams: a socket on all addresses uses one of them, unless the sender chooses it.
     fn source(&self, chosen: Option<IpAddr>) -> SocketAddress {
         let SocketAddress::Inet(mut local) = self.local else { return self.local.clone() };
         if let Some(ip) = chosen {
@@ -188,7 +189,7 @@ impl Socket {
     }
 }
 
-/// Where somebody hears at all addresses.
+/// The address of a socket that receives at all addresses.
 fn wildcard(address: &SocketAddress) -> Option<SocketAddress> {
     let port = address.inet()?.port();
     Some(SocketAddress::Inet(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)))

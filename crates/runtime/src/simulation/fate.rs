@@ -1,5 +1,4 @@
-//! What decides in a simulated world: its clock, its chance, what is going to happen, and the record of what has
-//! happened.
+//! The fate of a simulated world: its clock, its randomness, its planned events, and the record of past ones.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,43 +14,43 @@ use crate::executor::slots::Key;
 use crate::memory::output::Output;
 use crate::pool::SimulatedThread;
 
-/// Something takes this long even where nothing is slow: what follows from an event never happens at the same moment.
+/// Minimum time of everything, even if nothing is slow: consequences of an event never happen at the same moment.
 const SHORT: Duration = Duration::from_micros(10);
 
-/// What can happen in a turn of a program that does not run in circles: a turn polls 512 times.
+/// Limit of events in a turn, for programs that do not loop for ever: a turn polls 512 times.
 const NOTES_PER_TURN_MAX: u32 = 1_000_000;
 
-/// What can happen in a world that comes to an end: the largest of the tests take a tenth of it.
+/// Limit of events in a world, for programs that end: the largest tests take a tenth of it.
 const NOTES_MAX: u32 = 5_000_000;
 
-/// Turns without a step of the clock: no program that comes to rest needs as many.
+/// Limit of turns without progress of the clock.
 const TURNS_PER_MOMENT_MAX: u32 = 100_000;
 
-/// What is going to happen.
+/// A planned event.
 pub(crate) enum Event {
-    /// Something arrives at an end of a connection.
+    /// Data or a signal arrives at an end of a connection.
     Arrival { end: Key, arrival: Arrival },
-    /// An end hears that the other one has room again.
+    /// An end learns that the other one has room again.
     Room { end: Key, bytes: usize },
     /// A datagram arrives.
     Datagram(Datagram),
     /// A connection arrives at a listener.
     Incoming { listener: Key, end: Key },
-    /// The network breaks a connection, of which this is one end.
+    /// The network breaks the connection with this end.
     Cut { end: Key },
-    /// A loop's socket is told of something.
+    /// A loop's socket gets an event.
     Ready { slot: Key, side: Side },
-    /// A loop's listener is told of connections.
+    /// A loop's listener gets an event.
     ListenerReady { slot: Key },
-    /// The kernel lets go of memory that was on loan to it.
+    /// The kernel releases memory that was on loan to it.
     Release { _memory: Output },
-    /// A pool's thread comes to a task, or to its end.
+    /// A pool's thread takes a task, or ends.
     Thread(SimulatedThread),
-    /// A ring comes to the operation of this number.
+    /// A ring continues the operation with this number.
     Operation(u64),
 }
 
-/// What a socket is told of.
+/// The kind of event of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Side {
     Read,
@@ -64,13 +63,13 @@ pub(crate) struct Fate {
     clock: Rc<Cell<u64>>,
     pub random: Random,
     faults: Cell<Faults>,
-    /// By time; what has the same time happens in the order in which it was planned.
+    /// By time; events of the same time happen in the order in which they were planned.
     agenda: RefCell<BTreeMap<(u64, u64), Event>>,
     planned: Cell<u64>,
     trace: RefCell<Trace>,
     notes_in_turn: Cell<u32>,
     notes: Cell<u32>,
-    /// The moment of the last turn, and how many turns it has had.
+    /// Time of the last turn, and the number of turns at that time.
     moment: Cell<u64>,
     turns: Cell<u32>,
 }
@@ -112,17 +111,17 @@ impl Fate {
         self.random.chance(fault(&self.faults.get()))
     }
 
-    /// A time up to `max`, and never none.
+    /// A random positive time up to `max`.
     pub fn within(&self, max: Duration) -> Duration {
         SHORT + Duration::from_nanos(self.random.below(max.as_nanos() as u64 + 1))
     }
 
-    /// How long news take to reach whoever waits.
+    /// Random delay of a wake-up.
     pub fn lateness(&self) -> Duration {
         if self.strikes(|faults| faults.late_events) { self.within(self.faults().late_max) } else { Duration::ZERO }
     }
 
-    /// How long something takes to cross the network.
+    /// Random delay of a message in the network.
     pub fn latency(&self) -> Duration {
         self.within(self.faults().latency_max)
     }
@@ -136,12 +135,12 @@ impl Fate {
         self.agenda.borrow_mut().insert((nanos, number), event);
     }
 
-    /// When the next event is due.
+    /// Time of the next event.
     pub fn next_event(&self) -> Option<u64> {
         self.agenda.borrow().first_key_value().map(|((nanos, _), _)| *nanos)
     }
 
-    /// The next event if it is due, and it was planned before number `before`.
+    /// Takes the next event if it is due and was planned before number `before`.
     pub fn take_due(&self, before: u64) -> Option<Event> {
         let mut agenda = self.agenda.borrow_mut();
         let first = agenda.first_entry()?;
@@ -149,17 +148,17 @@ impl Fate {
         (nanos <= self.now() && number < before).then(|| first.remove())
     }
 
-    /// How many events have been planned so far.
+    /// Number of events planned so far.
     pub fn planned(&self) -> u64 {
         self.planned.get()
     }
 
-    /// A turn of the loop. Panics when the program runs in circles.
+    /// Begins a turn of the loop. Panics if the program loops without progress.
     pub fn begin_turn(&self) {
         self.notes_in_turn.set(0);
         let now = self.now();
         let turns = if self.moment.replace(now) == now { self.turns.get() + 1 } else { 0 };
-        // A driver that is dropped then has turns, too.
+        // A driver that is dropped after that has turns too.
         self.turns.set(if turns < TURNS_PER_MOMENT_MAX { turns } else { 0 });
         assert!(turns < TURNS_PER_MOMENT_MAX, "{turns} turns at one moment: a task runs in circles");
     }
@@ -174,11 +173,11 @@ impl Fate {
         self.trace.borrow_mut().bytes(bytes);
     }
 
-    /// Panics when so much happens that it will never end.
+    /// Panics if there are so many events that the program will never end.
     fn count_note(&self, what: &'static str) {
         self.notes_in_turn.set(self.notes_in_turn.get() + 1);
         self.notes.set(self.notes.get() + 1);
-        // Destructors note, too, and another task of this turn may be as bad: both get as much again.
+        // Destructors record events too, and another task of this turn may be as bad: both get the same number again.
         if self.notes_in_turn.get() > NOTES_PER_TURN_MAX {
             self.notes_in_turn.set(0);
             panic!("{what} so many times in one turn: a poll runs in circles");

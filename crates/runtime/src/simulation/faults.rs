@@ -1,6 +1,6 @@
-//! What goes wrong in a simulated world, and how often.
+//! Faults of a simulated world and their frequency.
 //!
-//! Everything here is something that a correct kernel, network or disk may do. Chances are per mille.
+//! Every fault is permitted behaviour of a correct kernel, network or disk. Chances are per mille.
 
 use std::time::Duration;
 
@@ -9,62 +9,62 @@ use super::random::Random;
 /// The faults of one world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faults {
-    /// A receive gives less than has arrived.
+    /// A receive returns less than has arrived.
     pub short_reads: u16,
-    /// A send takes less than there is room for, or a write to a file.
+    /// A send takes less than there is room for, or a write to a file does.
     pub short_writes: u16,
-    /// An operation that could succeed says EAGAIN and is told later that it can.
+    /// An operation that could succeed returns EAGAIN; a wake-up follows.
     pub would_block: u16,
-    /// Somebody who waits is woken for nothing.
+    /// A waiting task is woken without an event.
     pub spurious_wakes: u16,
-    /// News of readiness and completions come late, and so in another order.
+    /// Events and completions are late, and so in another order.
     pub late_events: u16,
-    /// How late at most.
+    /// Maximum delay of late events.
     pub late_max: Duration,
-    /// Receives and sends are handed to the kernel and complete later, as with io_uring, instead of being tried when
+    /// Receives and sends are submitted to the kernel and complete later, as with io_uring, instead of being tried when
     /// the socket is ready, as with epoll.
     pub completions: u16,
-    /// The network breaks a connection at some moment: both ends are reset.
+    /// The network breaks a connection at some time: both ends are reset.
     pub cuts: u16,
-    /// When that happens at the latest, from the connection's start.
+    /// Maximum time from the connection's start to its break.
     pub cut_within: Duration,
     /// Connecting fails: refused, unreachable or timed out.
     pub connect_failures: u16,
-    /// Accepting fails for want of descriptors (EMFILE, ENFILE).
+    /// Accepting fails because there are no descriptors left (EMFILE, ENFILE).
     pub accept_failures: u16,
     /// A connection is aborted before it is accepted (ECONNABORTED).
     pub accept_aborts: u16,
-    /// What is sent takes from nothing to this long.
+    /// Maximum delay of sent data.
     pub latency_max: Duration,
-    /// What is sent arrives in several pieces.
+    /// Sent data arrives in several pieces.
     pub segments: u16,
-    /// Connections with a small window: of a few hundred bytes up to some KiB.
+    /// Connections have a small window: from a few hundred bytes to some KiB.
     pub small_windows: u16,
     /// A datagram is lost.
     pub datagram_losses: u16,
     /// A datagram arrives twice.
     pub datagram_copies: u16,
-    /// What is asked of a file is not in memory, so that a pool has to do it.
+    /// A file operation does not find its data in memory, so that a pool has to do it.
     pub cold_files: u16,
-    /// A look at a file in memory, or a `sendfile`, waits for the disk after all.
+    /// A check of a file in memory, or a `sendfile`, waits for the disk after all.
     pub slow_calls: u16,
-    /// A write to a file finds no room (ENOSPC).
+    /// A write to a file fails because the disk is full (ENOSPC).
     pub disk_full: u16,
-    /// A pool's task takes up to this long.
+    /// Maximum time of a pool task.
     pub task_max: Duration,
     /// A pool refuses a task as if its queue was full.
     pub pool_refusals: u16,
     /// A receive on a ring finds no buffer (ENOBUFS).
     pub ring_buffers: u16,
-    /// A multishot operation of a ring ends with what it tells of.
+    /// A multishot operation of a ring ends with a completion.
     pub ring_ends: u16,
-    /// A ring does not find what is to be cancelled (ENOENT) although it is there, between two attempts.
+    /// A cancellation does not find its operation (ENOENT), which is between two attempts.
     pub ring_misses: u16,
-    /// The kernel has no memory for some of what is submitted to a ring (EAGAIN).
+    /// The kernel has no memory for some of the entries submitted to a ring (EAGAIN).
     pub ring_memory: u16,
     /// The kernel has no memory to keep a completion that does not fit its queue.
     pub ring_losses: u16,
-    /// A thread of the kernel works at a receive or a send when all of a ring is cancelled.
+    /// A kernel thread is running a receive or a send when all operations of a ring are cancelled.
     pub ring_workers: u16,
     /// The kernel has no memory for a direct send beside a ring (ENOBUFS, ENOMEM).
     pub ring_direct_sends: u16,
@@ -104,12 +104,12 @@ impl Faults {
         ring_direct_sends: 0,
     };
 
-    /// Each kind of fault is off, rare or frequent, as the seed says: most bugs need one that is frequent and others
-    /// that do not hide it. Connections are not broken, no datagram is lost or doubled, pools refuse nothing, disks
-    /// have room and rings memory: whoever wants that sets it.
+    /// For each kind of fault the seed chooses whether it is off, rare or frequent: most bugs need one that is
+    /// frequent, and others that do not hide it. These do not occur unless a test sets them: broken connections, lost
+    /// or duplicated datagrams, refusals of pools, full disks, and rings without memory.
     pub fn swarm(random: &Random) -> Faults {
         let chance = || *random.pick(&[0, 0, 20, 200, 600]);
-        // A sequence of its own, so that what is drawn for rings changes nothing of worlds that have none.
+        // A separate sequence, so that the choices for rings do not change worlds without a ring.
         let ring = Random::new(!random.clone().next());
         let ring_chance = || *ring.pick(&[0, 0, 20, 200, 600]);
         let time = |choices: &[u64]| Duration::from_micros(*random.pick(choices));

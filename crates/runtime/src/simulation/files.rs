@@ -1,8 +1,9 @@
 //! The files of a simulated world: in memory, read-only, and as slow, cold and broken as the test wants.
 //!
-//! A path that was not added does not exist. Each file is backed by a descriptor of its own, so that whatever takes a
-//! descriptor (`sendfile`) works; nothing of the machine's file systems is seen. Files that come from elsewhere
-//! ([`File::from_std`]), or are opened to be written (temporary files of the tested program), are real: they are read
+//! A path that was not added does not exist. Each file is backed by a descriptor of its own, so calls that take a
+//! descriptor (`sendfile`) work; the machine's file systems are not visible. Files that are adopted
+//! ([`File::from_std`]), or opened for writing (temporary files of the tested program), are real: chance decides
+//! whether they can be read without waiting, and whether writes are short or fail.
 //! when chance says so, and their writes are short or fail by chance.
 
 use std::collections::BTreeMap;
@@ -18,26 +19,26 @@ use crate::files::page_cache::FileHash;
 use crate::files::{FileKind, FileMetadata};
 use crate::pool::Device;
 
-/// When everything was last changed: a day before virtual time begins.
+/// Last change of all files: a day before virtual time begins.
 const MODIFIED_SECONDS: i64 = 1_000_000_000 - 86_400;
 
-/// The device that all of them lie on.
+/// The device of all simulated files.
 pub(super) const DEVICE: Device = Device::number(1);
 
-/// That of real files, in the names that they have in a world.
+/// The device of real files, in their hashes.
 const DEVICE_OF_REAL_FILES: u64 = 2;
 
-/// What is wrong with a file's content.
+/// Faults of a file's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FileFaults {
-    /// Reading from this byte on fails with EIO.
+    /// Offset from which on reads fail with EIO.
     pub fails_at: Option<u64>,
-    /// The file has become shorter since it was opened: it ends here.
+    /// Offset at which the file ends now: it was truncated after the open.
     pub ends_at: Option<u64>,
 }
 
 impl FileFaults {
-    /// How much can be read from `offset` on, at most `length`.
+    /// Number of bytes that can be read from `offset` on, at most `length`.
     fn bound(self, offset: u64, length: usize) -> Result<usize, Errno> {
         if self.fails_at.is_some_and(|at| offset >= at) {
             return Err(Errno::IO);
@@ -47,7 +48,7 @@ impl FileFaults {
         Ok(usize::try_from(left).map_or(length, |left| left.min(length)))
     }
 
-    /// Reads from a descriptor as if it was a file with these faults.
+    /// Reads from a descriptor as if the file had these faults.
     pub(crate) fn read(self, file: BorrowedFd<'_>, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
         let length = self.bound(offset, into.len())?;
         if length == 0 {
@@ -66,9 +67,9 @@ struct Entry {
 
 pub(crate) struct Files {
     entries: BTreeMap<PathBuf, Entry>,
-    /// The faults of open files, by descriptor. An entry of a closed one is replaced when its number is used again.
+    /// Faults of open files, by descriptor. The entry of a closed one is replaced when its number is reused.
     open: BTreeMap<RawFd, FileFaults>,
-    /// How many real files there were.
+    /// Number of real files so far.
     adopted: u64,
 }
 
@@ -94,7 +95,7 @@ impl Files {
     }
 
     fn find(&self, path: &Path) -> Result<(FileMetadata, &Entry), Errno> {
-        // As the kernel sees it: no empty components, and no slash at the end of a file's name.
+        // Normalized like the kernel does: no empty components, and no slash at the end of a file's name.
         let path: PathBuf = path.components().collect();
         if let Some((position, entry)) = self.entries.iter().enumerate().find(|(_, (own, _))| **own == path) {
             return Ok((metadata(position as u64 + 1, entry.1), entry.1));
@@ -122,7 +123,7 @@ impl Files {
         self.open.insert(descriptor, faults);
     }
 
-    /// Takes a real file, and names it.
+    /// Adopts a real file, and returns its hash.
     pub fn adopt(&mut self, descriptor: RawFd, faults: FileFaults) -> FileHash {
         self.note_open(descriptor, faults);
         self.adopted += 1;
@@ -154,7 +155,7 @@ fn metadata(inode: u64, entry: &Entry) -> FileMetadata {
     }
 }
 
-/// How much of a read from memory is done; `None` when nothing is in memory.
+/// Number of bytes that a read from memory returns; `None` if none are in memory.
 pub(super) fn resident(fate: &Fate, length: usize) -> Option<usize> {
     if fate.strikes(|faults| faults.cold_files) {
         return None;

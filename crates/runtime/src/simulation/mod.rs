@@ -1,13 +1,13 @@
-//! A simulated world: what a loop's environment is made of when nothing in it is real.
+//! A simulated world: the environment of a loop in which nothing is real.
 //!
-//! [`EventLoop::simulated`](crate::EventLoop::simulated) runs on it. Time is virtual; connections, files and thread
+//! [`EventLoop::simulated`](crate::EventLoop::simulated) runs in it. Time is virtual; connections, files and thread
 //! pools are in memory and on the loop's own thread; chance decides how long things take, in which order they happen
-//! and what goes wrong ([`Faults`]). The same seed gives the same run to the last byte, which
-//! [`Simulation::trace_hash`] proves.
+//! and which of them fail ([`Faults`]). The same seed gives the same run to the last byte, which
+//! [`Simulation::trace_hash`] verifies.
 //!
-//! It refuses to touch the machine: no socket, no thread, no file of the system. (The descriptors that it hands out are
-//! names: empty files in memory, so that whatever owns a socket owns one here, too.) Nothing outside of the loop's
-//! thread may wake the loop, or the run is no longer determined.
+//! It never touches the machine: no sockets, threads or files of the system. (The descriptors that it returns are
+//! names: empty files in memory, so that the owner of a socket has a descriptor here too.) Nothing outside of the
+//! loop's thread may wake the loop, or the run is not deterministic any more.
 //!
 //! Client ends are ordinary [`Stream`](crate::Stream)s on the same loop, connected by
 //! [`Stream::connect`](crate::Stream::connect); [`Peer`] plays a script on one.
@@ -51,13 +51,13 @@ pub use self::ring::RingFaults;
 pub(crate) use self::ring::SimulatedKernel;
 pub use self::seeds::each_seed;
 
-/// How many connections wait at a listener at most, as in nginx.
+/// Limit of connections waiting at a listener, as in nginx.
 const BACKLOG: usize = 511;
 
-/// Windows of files about which a world keeps facts: few, so that they displace each other.
+/// Windows of files for which a world keeps facts: few, so that they evict each other.
 const FACT_SLOTS: usize = 4;
 
-/// The last of the trace that a failure shows.
+/// Number of last events that a failure shows.
 const TAIL: usize = 60;
 
 /// A simulated world. Clones are the same world.
@@ -67,7 +67,7 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// The world of this seed, in which these things go wrong.
+    /// A world with this seed and these faults.
     pub fn new(seed: u64, faults: Faults) -> Simulation {
         let clock = Rc::new(Cell::new(VIRTUAL_START_NANOS));
         let world = World {
@@ -93,87 +93,85 @@ impl Simulation {
         self.world.seed
     }
 
-    /// The virtual time.
+    /// The current virtual time.
     pub fn now(&self) -> Moment {
         Moment::from_nanos(self.world.fate.now())
     }
 
-    /// What goes wrong from now on.
+    /// Changes the faults.
     pub fn set_faults(&self, faults: Faults) {
         self.world.fate.set_faults(faults);
     }
 
-    /// What goes wrong.
+    /// The current faults.
     pub fn faults(&self) -> Faults {
         self.world.fate.faults()
     }
 
-    /// A listening socket for [`Listener::from_fd`](crate::Listener::from_fd). Errors: EADDRINUSE, and none for a
-    /// descriptor.
+    /// A listening socket for [`Listener::from_fd`](crate::Listener::from_fd). Errors: EADDRINUSE, or no descriptor.
     pub fn listen(&self, address: &SocketAddress) -> io::Result<OwnedFd> {
         self.world.listen(address, BACKLOG)
     }
 
-    /// Closes a listening socket under all who have it, as its last owner would: who waits to be accepted is reset (and
-    /// counts as cut), who comes later is refused.
+    /// Closes a listening socket although it has owners, as if the last one closed it: waiting connections are reset
+    /// (and count as cut), later ones are refused.
     pub fn stop_listening(&self, address: &SocketAddress) {
         self.world.network.borrow_mut().stop_listening(&self.world.fate, address);
     }
 
-    /// Puts a file where [`files::open`](crate::files::open) finds it, and directories above it. Errors: no memory for
-    /// it.
+    /// Adds a file, which [`files::open`](crate::files::open) finds, and the directories above it. Errors: no memory.
     pub fn add_file(&self, path: impl AsRef<Path>, content: &[u8]) -> io::Result<()> {
         self.add_broken_file(path, content, FileFaults::default())
     }
 
-    /// As [`Simulation::add_file`], with something wrong.
+    /// As [`Simulation::add_file`], with faults.
     pub fn add_broken_file(&self, path: impl AsRef<Path>, content: &[u8], faults: FileFaults) -> io::Result<()> {
         self.world.files.borrow_mut().add(path.as_ref(), content, faults)
     }
 
-    /// Whether the network has broken, or aborted before it was accepted, the connection of the client with this
-    /// address.
+    /// Whether the network has broken the connection of the client with this address, or aborted it before it was
+    /// accepted.
     pub fn was_cut(&self, client: &SocketAddress) -> bool {
         self.world.network.borrow().was_cut(client)
     }
 
-    /// How many ends of connections are open: two for each, whoever has them.
+    /// Number of open ends of connections: two for each.
     pub fn open_ends(&self) -> usize {
         self.world.network.borrow_mut().open_ends()
     }
 
-    /// What has gone wrong on the ring so far, where the loop has one.
+    /// Counters of the faults of the ring so far, if the loop has one.
     pub fn ring_faults(&self) -> RingFaults {
         self.world.ring_faults.get()
     }
 
-    /// How many provided buffers of the ring hold what nobody has taken.
+    /// Number of provided buffers of the ring that hold unread data.
     pub fn ring_buffers_taken(&self) -> usize {
         self.world.ring_buffers_taken.get()
     }
 
-    /// How many tasks of thread pools wait or run.
+    /// Number of waiting and running pool tasks.
     pub fn pool_tasks(&self) -> usize {
         self.world.pools.tasks()
     }
 
-    /// A number that all that has happened so far determines: every event with its time, every byte with its place.
+    /// A hash of everything that has happened: every event with its time, every byte with its place.
     pub fn trace_hash(&self) -> u64 {
         self.world.fate.trace_hash()
     }
 
-    /// The last events as text.
+    /// The last events, as text.
     pub fn trace_tail(&self) -> String {
         self.world.fate.trace_tail(TAIL)
     }
 
-    /// Records something that the test has decided or seen.
+    /// Records an event of the test.
     pub fn note(&self, what: &'static str, number: u64, amount: usize) {
         self.world.fate.note(what, number, amount);
     }
 }
 
-/// What the handle stands for; a loop's environment has one if it is simulated.
+/// The world behind the handle; a simulated loop's environment refers to it.
 pub(crate) struct World {
     pub seed: u64,
     pub fate: Fate,
@@ -181,15 +179,15 @@ pub(crate) struct World {
     pub datagrams: RefCell<datagrams::Datagrams>,
     files: RefCell<files::Files>,
     pub pools: SimulatedPools,
-    /// What is known of this world's files, and what is being read of them.
+    /// Facts about this world's files, and their reads in flight.
     pub page_cache: Arc<PageCache>,
     pub ring_faults: Cell<RingFaults>,
-    /// Buffers that the ring's driver had not given back at its last call.
+    /// Buffers that the ring's driver had not returned at its last call.
     pub ring_buffers_taken: Cell<usize>,
 }
 
 impl World {
-    /// The world of the loop that runs on this thread, if that is simulated.
+    /// The world of the loop on this thread, if that is simulated.
     pub fn current() -> Option<Rc<World>> {
         Environment::try_with(|environment| environment.simulation.clone()).flatten()
     }
@@ -199,19 +197,19 @@ impl World {
         self.descriptor(Named::Listener(listener))
     }
 
-    /// A descriptor that stands for something of the network.
+    /// A descriptor that stands for an end or a listener.
     pub fn descriptor(&self, named: Named) -> io::Result<OwnedFd> {
         let descriptor = memfd_create("simulated socket", MemfdFlags::CLOEXEC)?;
         self.network.borrow_mut().name(identity(&descriptor)?, named);
         Ok(descriptor)
     }
 
-    /// What a descriptor stands for. Panics if it is none of this world's.
+    /// The end or listener of a descriptor. Panics if the descriptor is not of this world.
     pub fn named(&self, descriptor: impl AsFd) -> Named {
         self.find_named(descriptor).expect("a simulated loop is given simulated sockets")
     }
 
-    /// What a descriptor stands for, if it is one of this world's. Panics if it is not open.
+    /// The end or listener of a descriptor, if it is of this world. Panics if the descriptor is not open.
     pub fn find_named(&self, descriptor: impl AsFd) -> Option<Named> {
         let identity = identity(descriptor).expect("an open descriptor has a number");
         self.network.borrow().named(identity)
@@ -229,19 +227,19 @@ impl World {
         Ok(opened?)
     }
 
-    /// Opens or looks at a file, unless that has to be done by a pool; then the error is the device.
+    /// Opens or inspects a file, unless a pool has to do it; then the error is the device.
     pub fn attempt<T>(&self, attempt: impl FnOnce(&World) -> T) -> Result<T, Device> {
         if self.fate.strikes(|faults| faults.cold_files) { Err(files::DEVICE) } else { Ok(attempt(self)) }
     }
 
-    /// A file that was opened for real: what is wrong with it, and its name in what is remembered of files. That is the
-    /// world's, not the inode's number, which depends on what else the machine does, as would what displaces what.
+    /// The faults of a real file, and its hash in the table of facts. That uses a number of this world, not the
+    /// inode's, which depends on what else the machine does, as would the eviction of facts.
     pub fn adopted(&self, descriptor: &OwnedFd) -> (FileFaults, FileHash) {
         let faults = FileFaults::default();
         (faults, self.files.borrow_mut().adopt(descriptor.as_raw_fd(), faults))
     }
 
-    /// Reads what is in memory into all of `into` at most, and says how much; `None` when nothing is.
+    /// Reads bytes that are in memory into `into`, perhaps not all, and returns their number; `None` if none are.
     pub fn read_resident(
         &self,
         file: &File,
@@ -255,8 +253,7 @@ impl World {
         Some(result)
     }
 
-    /// Writes to a file that was opened for real: all of it, the beginning of the first piece, or nothing for want of
-    /// room.
+    /// Writes to a real file: everything, the beginning of the first piece, or nothing because the disk is full.
     pub fn write_to(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
         let result = match pieces.first() {
             _ if self.fate.strikes(|faults| faults.disk_full) => Err(Errno::NOSPC),
@@ -284,17 +281,17 @@ impl World {
         Ok(bytes)
     }
 
-    /// Whether a pool refuses a task as if it was full.
+    /// Whether a pool refuses a task as if it were full.
     pub fn refuses_task(&self) -> bool {
         self.fate.strikes(|faults| faults.pool_refusals)
     }
 
-    /// Has a pool's thread go on after a while.
+    /// Continues a pool's thread after a random time.
     pub fn plan_thread(&self, thread: SimulatedThread) {
         self.fate.plan(self.fate.within(self.fate.faults().task_max), Event::Thread(thread));
     }
 
-    /// Makes an event happen; gives it back if it is for the driver.
+    /// Handles an event, or gives it back if it is for the driver.
     pub fn handle(&self, event: Event) -> Option<Event> {
         let World { fate, network, .. } = self;
         match event {
@@ -314,7 +311,7 @@ impl World {
         None
     }
 
-    /// A pool's thread goes on.
+    /// Continues a pool's thread.
     fn handle_thread(&self, thread: SimulatedThread) {
         self.fate.note("thread", 0, thread.has_task().into());
         if let Some(thread) = thread.step() {
@@ -323,7 +320,7 @@ impl World {
     }
 }
 
-/// Names a descriptor's file: in memory, all are on one device.
+/// Identifies a descriptor's file: files in memory are all on one device.
 fn identity(descriptor: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(descriptor)?.st_ino)
 }

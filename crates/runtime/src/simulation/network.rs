@@ -1,11 +1,11 @@
-//! The network of a simulated world: listeners, connections, and the way of bytes between their ends.
+//! The network of a simulated world: listeners, connections, and the transfer of bytes between their ends.
 //!
-//! A connection is two ends. What one end sends is cut into pieces that arrive at the other one later, in order and
-//! within its window; reading makes room, of which the sender hears later, too. As with TCP on Linux: closing an end
-//! that has unread bytes resets the connection and may take back what has not arrived, and so does whatever arrives at
-//! a closed end; what had arrived before a reset can still be read, then comes ECONNRESET, once.
+//! A connection consists of two ends. Bytes sent by one end are split into pieces that arrive at the other one later,
+//! in order and within its window; reading makes room, which the sender learns later too. As with TCP on Linux: closing
+//! an end with unread bytes resets the connection and may discard bytes on their way, and so does anything that arrives
+//! at a closed end; bytes that arrived before a reset can still be read, then ECONNRESET follows, once.
 //!
-//! Bounds: a direction holds its window at most, a listener its backlog.
+//! Limits: a direction holds its window at most, a listener its backlog.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -18,24 +18,24 @@ use super::fate::{Event, Fate, Side};
 use crate::executor::slots::{Key, Slots};
 use crate::socket::SocketAddress;
 
-/// How many bytes may be on their way or unread, where windows are not small.
+/// Limit of bytes on their way or unread, unless windows are small.
 const WINDOW: usize = 64 * 1024;
 const SMALL_WINDOWS: [usize; 4] = [500, 1400, 4096, 10_000];
 
-/// Pieces that one send is cut into, at most.
+/// Maximum number of pieces of one send.
 const SEGMENTS_MAX: usize = 6;
 
-/// Where the ports of clients begin.
+/// First port of clients.
 const FIRST_PORT: u16 = 10_000;
 
-/// What arrives at an end.
+/// Something that arrives at an end.
 pub(crate) enum Arrival {
-    /// Bytes; the number counts what this end was sent.
+    /// Bytes; the number counts the pieces sent to this end.
     Data(u64, Vec<u8>),
     /// The end of the stream.
     End,
     Reset,
-    /// The connection is there.
+    /// The connection is established.
     Accepted,
     Refused(Errno),
 }
@@ -43,40 +43,40 @@ pub(crate) enum Arrival {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Connecting,
-    /// Connecting has failed; told once.
+    /// Connecting has failed; the error is reported once.
     Failed(Errno),
     Open,
-    /// Nobody has it any more. It stays while the other end is there, to answer with resets.
+    /// Closed by its owner. It stays while the other end exists, to answer with resets.
     Closed,
 }
 
 struct End {
-    /// For people and the trace: client and server end have successive numbers.
+    /// For messages and the trace: client and server end have successive numbers.
     number: u64,
     other: Key,
     local: SocketAddress,
     remote: SocketAddress,
     state: State,
-    /// What the descriptor is recognised by.
+    /// Inode that identifies the descriptor.
     identity: Option<u64>,
-    /// The loop's slot for it.
+    /// The slot in the loop's driver.
     slot: Option<Key>,
-    /// Arrived and not read.
+    /// Bytes that have arrived and were not read.
     unread: VecDeque<u8>,
     has_ended: bool,
-    /// A reset has arrived; `Some` until it has been told.
+    /// A reset has arrived; `Some` until it was reported.
     reset: Option<Errno>,
     was_reset: bool,
-    /// How much it may still send.
+    /// Bytes that it may still send.
     credit: usize,
     has_shut_down: bool,
     resets_on_close: bool,
-    /// When what was sent last arrives at the other end.
+    /// Time at which the last sent piece arrives at the other end.
     last_arrival: u64,
     sent_pieces: u64,
-    /// Pieces from this number on are lost on the way.
+    /// Number from which on pieces are lost on their way.
     lost_from: u64,
-    /// The network broke the connection.
+    /// The network has broken the connection.
     was_cut: bool,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct Listening {
     is_closed: bool,
 }
 
-/// What a descriptor stands for.
+/// The meaning of a descriptor.
 #[derive(Clone, Copy)]
 pub(crate) enum Named {
     End(Key),
@@ -121,7 +121,7 @@ impl Network {
         self.ends.get_mut(key).expect("a descriptor's end lives as long as it")
     }
 
-    /// How many ends are open.
+    /// Number of open ends.
     pub fn open_ends(&mut self) -> usize {
         let mut open = 0;
         self.ends.for_each(|_, end| open += usize::from(end.state != State::Closed));
@@ -132,7 +132,7 @@ impl Network {
         self.cut.contains(client)
     }
 
-    /// Has a descriptor stand for an end or a listener.
+    /// Makes a descriptor stand for an end or a listener.
     pub fn name(&mut self, identity: u64, named: Named) {
         if let Named::End(key) = named {
             self.end(key).identity = Some(identity);
@@ -252,7 +252,7 @@ impl Network {
         client
     }
 
-    /// A connection arrives at its listener.
+    /// Handles the arrival of a connection at its listener.
     pub fn handle_incoming(&mut self, fate: &Fate, key: Key, end: Key) {
         let listener = self.listeners.get_mut(key).expect("listeners stay");
         let Some(server) = self.ends.get_mut(end) else { return };
@@ -322,7 +322,7 @@ impl Network {
         }
     }
 
-    /// Whether a receive would not have to wait.
+    /// Whether a receive would not wait.
     pub fn is_readable(&mut self, key: Key) -> bool {
         let end = self.end(key);
         !end.unread.is_empty() || end.has_ended || end.was_reset || matches!(end.state, State::Failed(_))
@@ -338,7 +338,7 @@ impl Network {
         end.was_reset || end.has_ended && end.has_shut_down
     }
 
-    /// Whether a send would not have to wait; takes no error.
+    /// Whether a send would not wait; takes no error.
     pub fn is_writable(&mut self, key: Key) -> bool {
         let end = self.end(key);
         end.was_reset || end.has_shut_down || end.state == State::Open && end.credit > 0
@@ -348,7 +348,7 @@ impl Network {
         self.end(key).was_reset
     }
 
-    /// Receives into all of `into` at most. `Err(AGAIN)` when nothing has arrived.
+    /// Receives into `into`, perhaps less. `Err(AGAIN)` if no data has arrived.
     pub fn receive(&mut self, fate: &Fate, key: Key, into: &mut [u8]) -> Result<usize, Errno> {
         let end = self.end(key);
         if end.unread.is_empty() {
@@ -369,7 +369,7 @@ impl Network {
         Ok(count)
     }
 
-    /// How much a send would take at most; an error is told at once.
+    /// Number of bytes that a send would take at most; an error is reported at once.
     pub fn room(&mut self, key: Key) -> Result<usize, Errno> {
         let end = self.end(key);
         match end {
@@ -415,7 +415,7 @@ impl Network {
         self.end(key).resets_on_close = true;
     }
 
-    /// Closes an end, whose descriptor goes.
+    /// Closes an end, whose descriptor is closed too.
     pub fn close(&mut self, fate: &Fate, key: Key) {
         let end = self.end(key);
         let identity = end.identity.take();
@@ -434,7 +434,7 @@ impl Network {
         self.forget_closed(key);
     }
 
-    /// A connection goes with its second end; what is still on its way finds nothing.
+    /// Removes a connection whose ends are both closed; pieces on their way are ignored.
     fn forget_closed(&mut self, key: Key) {
         let other = self.end(key).other;
         if self.ends.get_mut(other).is_none_or(|other| other.state == State::Closed) {
@@ -443,7 +443,7 @@ impl Network {
         }
     }
 
-    /// Sends a reset, which may overtake what was sent before.
+    /// Sends a reset, which may overtake data sent before.
     fn reset_other(&mut self, fate: &Fate, key: Key) {
         let end = self.end(key);
         let (other, sent, number) = (end.other, end.sent_pieces, end.number);
@@ -458,7 +458,7 @@ impl Network {
         }
     }
 
-    /// Breaks a connection: both ends are reset, and what is on its way is lost.
+    /// Breaks a connection: both ends are reset, and data on its way is lost.
     pub fn cut(&mut self, fate: &Fate, key: Key) {
         let Some(server) = self.ends.get_mut(key) else { return };
         fate.note("cut", server.number, 0);
@@ -482,7 +482,7 @@ impl Network {
             end.handle(fate, arrival);
             return;
         }
-        // Nobody will read it: the sender is told.
+        // It will never be read: reset the sender.
         let other = end.other;
         if let Arrival::Data(..) = arrival
             && self.ends.get_mut(other).is_some_and(|other| !other.was_reset)
@@ -503,7 +503,7 @@ impl End {
     fn new(number: u64, local: SocketAddress, remote: SocketAddress, state: State) -> End {
         End {
             number,
-            // A key that finds nothing, until the other end is there.
+            // A key that matches nothing, until the other end exists.
             other: Key { index: u32::MAX, generation: 0 },
             local,
             remote,
@@ -524,14 +524,14 @@ impl End {
         }
     }
 
-    /// Sends something to the other end, where it arrives after everything that was sent before.
+    /// Sends something to the other end, where it arrives after everything sent before.
     fn send(&mut self, fate: &Fate, arrival: Arrival) {
         let nanos = fate.now() + fate.latency().as_nanos() as u64;
         self.last_arrival = self.last_arrival.max(nanos);
         fate.plan_at(self.last_arrival, Event::Arrival { end: self.other, arrival });
     }
 
-    /// Takes what has arrived.
+    /// Handles an arrival.
     fn handle(&mut self, fate: &Fate, arrival: Arrival) {
         if self.was_reset {
             return;
@@ -546,7 +546,7 @@ impl End {
                 self.tell(fate, Side::Read);
             }
             Arrival::End => {
-                // Behind what was lost there is no end to be seen.
+                // After lost data the end of the stream is not seen.
                 if self.lost_from != u64::MAX {
                     return;
                 }
@@ -590,7 +590,7 @@ fn window(fate: &Fate) -> usize {
     if fate.strikes(|faults| faults.small_windows) { *fate.random.pick(&SMALL_WINDOWS) } else { WINDOW }
 }
 
-/// How long whoever was told EAGAIN for nothing waits until it is told otherwise.
+/// Time from a spurious EAGAIN to the wake-up.
 pub(crate) fn storm(fate: &Fate) -> Duration {
     fate.within(fate.faults().late_max)
 }

@@ -1,7 +1,7 @@
-//! Scripted peers: what one end of a connection sends and how it reads, and what came of it.
+//! Scripted peers: they send and read on one end of a connection, and record the result.
 //!
-//! A peer reads and sends at the same time, as its script says, until the connection has ended for it. It is as patient
-//! as the script: what hangs on it hangs until somebody else gives up.
+//! A peer reads and sends at the same time, following its script, until the connection has ended for it. It has the
+//! patience of its script: if it waits, it does so until the other end gives up.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -21,89 +21,90 @@ use crate::net::Stream;
 use crate::socket::SocketAddress;
 use crate::time::{Moment, sleep};
 
-/// How much is received at once.
+/// Bytes received at once.
 const RECEIVE_MAX: usize = 16 * 1024;
 
-/// Whether what has been received so far is what a peer waits for.
+/// Whether the received bytes are those that a peer waits for.
 pub type Expectation = Rc<dyn Fn(&[u8]) -> bool>;
 
-/// One step of what a peer sends.
+/// One step of sending.
 #[derive(Clone)]
 pub enum Sending {
     /// These bytes at once.
     Bytes(Bytes),
-    /// These bytes in pieces of at most so many, with pauses up to so long between some of them, as chance says.
+    /// These bytes in pieces of at most this size, with random pauses up to this length between some of them.
     Pieces(Bytes, usize, Duration),
     /// Nothing for a while.
     Pause(Duration),
-    /// Nothing until what has been received in all is such, or the connection has ended.
+    /// Nothing until all received bytes satisfy this, or the connection has ended.
     Await(Expectation),
-    /// The end of what this peer sends; it goes on reading.
+    /// Shuts down the write side; reading goes on.
     ShutDown,
-    /// Closes the connection, whatever has not been read.
+    /// Closes the connection, even with unread data.
     Close,
     /// Resets the connection.
     Reset,
 }
 
-/// How a peer reads.
+/// The way in which a peer reads.
 #[derive(Clone, Copy, Debug)]
 pub enum Reading {
-    /// Whatever comes.
+    /// Everything at once.
     Eagerly,
-    /// At most so many bytes at once, with pauses of so long.
+    /// At most this many bytes at once, with pauses of this length.
     Slowly(usize, Duration),
-    /// So many bytes, and then nothing more until the script has ended: then what has come in the meantime.
+    /// This many bytes, and the rest only after the script has ended.
     Until(usize),
 }
 
 /// A script.
 #[derive(Clone)]
 pub struct Peer {
-    /// What it does one after another. After the last step it reads on until the other end closes the connection.
+    /// Steps of sending, one after another. After the last one the peer reads until the other end closes the
+    /// connection.
     pub sends: Vec<Sending>,
-    /// What it does at the same time.
+    /// The way it reads meanwhile.
     pub reads: Reading,
-    /// When it gives up and closes, whatever happens.
+    /// Time after which it gives up and closes.
     pub patience: Duration,
 }
 
-/// How a connection ended for a peer.
+/// The end of a connection, as seen by a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PeerEnd {
-    /// The other end has closed it or ended its data. (Of a reset, which is told once, it may be that a send in flight
-    /// hears and nobody else.)
+    /// The other end has closed it or shut down its write side. (A reset is reported once, perhaps only to a send in
+    /// flight.)
     Closed,
     /// The other end or the network has reset it.
     Reset,
-    /// This peer has closed or reset it, as the script says.
+    /// This peer has closed or reset it, as its script says.
     Left,
-    /// Its patience was at an end.
+    /// Its patience ran out.
     GaveUp,
 }
 
-/// What a peer has seen.
+/// The record of a peer.
 #[derive(Clone, Debug)]
 pub struct Transcript {
-    /// All that was received.
+    /// All received bytes.
     pub received: Vec<u8>,
-    /// When the last of it was; the beginning if nothing was.
+    /// Time of the last received byte; the beginning if there was none.
     pub last_received: Moment,
-    /// How much of all that the script sends was offered to the connection. The last piece may have left in part, and
-    /// nobody can tell how much of it.
+    /// Number of the script's bytes that were offered to the connection. The last piece may have left in part, and the
+    /// size of that part is unknown.
     pub offered: usize,
-    /// How it ended.
+    /// The end of the connection.
     pub end: PeerEnd,
-    /// When.
+    /// Its time.
     pub ended: Moment,
-    /// When the last step of the script was done; `None` if it never was.
+    /// Time at which the last step of the script was done; `None` if it never was.
     pub scripted: Option<Moment>,
     /// The peer's own address.
     pub local: SocketAddress,
 }
 
 impl Peer {
-    /// A peer that sends this and reads eagerly.
+    /// A peer that sends these steps and reads eagerly.
     pub fn new(sends: Vec<Sending>) -> Peer {
         Peer { sends, reads: Reading::Eagerly, patience: Duration::from_secs(3600) }
     }
@@ -134,11 +135,11 @@ impl Peer {
                 if !is_done.0 && sender.as_mut().poll(cx).is_ready() {
                     is_done.0 = true;
                     scene.is_sending.set(false);
-                    // A reader that waited for this goes on.
+                    // Wakes a reader that waited for the end of the script.
                     cx.waker().wake_by_ref();
                 }
                 match scene.end.get() {
-                    // A reset is told once: if the sender has heard it, the reader sees an end.
+                    // A reset is reported once: if the sender has seen it, the reader sees an end.
                     Some(PeerEnd::Closed) if scene.is_broken.get() => return Poll::Ready(PeerEnd::Reset),
                     Some(end) if is_done.1 || matches!(end, PeerEnd::Left) => return Poll::Ready(end),
                     _ => {}
@@ -150,7 +151,7 @@ impl Peer {
         let (received, last_received) = (scene.received.take(), scene.last_received.get());
         let (offered, scripted) = (scene.offered.get(), scene.scripted.get());
         if end == PeerEnd::Left && self.sends.iter().any(|step| matches!(step, Sending::Reset)) {
-            // If it fails the connection has gone already.
+            // Fails only if the connection has gone already.
             let _ = stream.set_linger_reset();
         }
         drop(stream);
@@ -158,7 +159,7 @@ impl Peer {
     }
 }
 
-/// A peer at work.
+/// A peer that is playing its script.
 struct Scene<'p> {
     stream: &'p Stream,
     random: &'p Random,
@@ -189,7 +190,7 @@ impl Scene<'_> {
                 Sending::ShutDown => self.stream.shutdown_write(),
                 Sending::Close | Sending::Reset => return self.end.set(Some(PeerEnd::Left)),
             };
-            // The reader ends it.
+            // The reader ends the script.
             if sent.is_err() {
                 return self.is_broken.set(true);
             }
@@ -199,7 +200,7 @@ impl Scene<'_> {
 
     async fn wait_for(&self, is_expected: &dyn Fn(&[u8]) -> bool) {
         let mut looked_at = None;
-        // The reader is part of the same task: whenever it has got something, this is polled, too.
+        // The reader is part of the same task: whenever it has received something, this is polled too.
         poll_fn(|_| {
             let received = self.received.borrow();
             let is_new = looked_at.replace(received.len()) != Some(received.len());

@@ -1,8 +1,8 @@
-//! Seeded chance: the only source of it in a simulated world, and for the tests that script one.
+//! Seeded random numbers: the only source of randomness in a simulated world, also for tests.
 
 use std::cell::Cell;
 
-/// A sequence of numbers that its seed determines. (splitmix64)
+/// A sequence of numbers determined by its seed (splitmix64).
 #[derive(Clone, Debug)]
 pub struct Random(Cell<u64>);
 
@@ -27,7 +27,7 @@ impl Random {
         if end == 0 { 0 } else { self.next() % end }
     }
 
-    /// A length from 1 to `max`, which must not be 0.
+    /// A random length from 1 to `max`, which must not be 0.
     pub fn up_to(&self, max: usize) -> usize {
         1 + self.below(max as u64) as usize
     }
@@ -37,12 +37,12 @@ impl Random {
         per_mille > 0 && self.below(1000) < u64::from(per_mille)
     }
 
-    /// One of several.
+    /// A random element.
     pub fn pick<'a, T>(&self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len() as u64) as usize]
     }
 
-    /// A sequence of its own that is determined by this one.
+    /// A separate sequence determined by this one.
     pub fn fork(&self) -> Random {
         Random::new(self.next())
     }

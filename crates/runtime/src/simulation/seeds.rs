@@ -1,18 +1,18 @@
-//! Running a test with many seeds, and telling how to run a failed one again.
+//! Runs a test with many seeds, and prints how to repeat a failed one.
 
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::{Faults, Simulation};
 
-/// Seeds of which the first ones run twice, because running everything twice proves no more.
+/// Number of seeds that run twice: running all of them twice proves no more.
 const REPEATED: u64 = 5;
 
 /// Runs `test` in a world of each of `count` seeds, without faults until it sets some. `GALE_SEEDS` in the environment
-/// replaces the count; `GALE_SEED` runs that seed alone. Some seeds are run twice, and both runs must be the same.
+/// replaces the count; `GALE_SEED` runs that seed alone. Some seeds run twice, and both runs must be the same.
 ///
-/// A seed that fails is printed with the last events of its world and with the command that runs it again, and the
-/// panic goes on.
+/// For a seed that fails, the last events of its world and the command to repeat it are printed, and the panic
+/// continues.
 pub fn each_seed(count: u64, test: impl Fn(&Simulation)) {
     let number = |name| env::var(name).ok().map(|text| text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text}")));
     let seeds = match number("GALE_SEED") {

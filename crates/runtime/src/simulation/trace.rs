@@ -1,21 +1,21 @@
-//! What happened in a simulated world: a hash of all of it, and the end of it as text.
+//! The trace of a simulated world: a hash of all events, and the last ones as text.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
 
-/// How many of the last events are kept for people to read.
+/// Number of last events that are kept as text.
 const KEPT_MAX: usize = 400;
 
 const PRIME: u64 = 0x100_0000_01b3;
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Copy)]
 struct Note {
     nanos: u64,
     what: &'static str,
-    /// Which socket, listener, file or task.
+    /// Number of the socket, listener, file or task.
     number: u64,
-    /// How much of it.
+    /// Its amount.
     amount: u64,
 }
 

@@ -21,8 +21,8 @@ pub enum SocketAddress {
     Unix(Option<Box<Path>>),
 }
 
-/// In a word or two: datagrams are told apart by it, several times each. What IPv6 has beside address and port is left
-/// out, since hardly any two differ in that alone.
+/// Hashes to one or two words, because datagrams are looked up by address several times each. Flow and scope of IPv6
+/// are left out: hardly any addresses differ only in those.
 impl Hash for SocketAddress {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         match self {
@@ -52,14 +52,13 @@ impl SocketAddress {
         }
     }
 
-    /// The address that a socket is bound to. Errors: those of getsockname(2); `Unsupported` when it is of another
-    /// family.
+    /// The address that a socket is bound to. Errors: those of getsockname(2); `Unsupported` for another family.
     pub fn bound_to(socket: impl AsFd) -> io::Result<Self> {
         SocketAddress::from_kernel(Some(rustix::net::getsockname(socket)?))
     }
 
     pub(crate) fn from_kernel(address: Option<SocketAddrAny>) -> io::Result<Self> {
-        // The kernel gives no address for an unnamed peer.
+        // The kernel returns no address for an unnamed peer.
         let Some(address) = address else {
             return Ok(SocketAddress::Unix(None));
         };
@@ -69,12 +68,12 @@ impl SocketAddress {
         if address.address_family() != AddressFamily::UNIX {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        // SAFETY: these are the bytes that the kernel has written, or whoever made the address.
+        // SAFETY: these bytes were initialized by the kernel, or by the code that made the address.
         let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), address.addr_len() as usize) };
         Ok(SocketAddress::Unix(unix_name(bytes).map(|name| Path::new(OsStr::from_bytes(name)).into())))
     }
 
-    /// The address that the kernel has written for a datagram's sender; unnamed when there is none.
+    /// The address that the kernel has written for the sender of a datagram; unnamed if there is none.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let port = || u16::from_be_bytes([bytes[2], bytes[3]]);
         let family = bytes.first_chunk().map_or(libc::AF_UNSPEC, |family| u16::from_ne_bytes(*family).into());
@@ -86,7 +85,7 @@ impl SocketAddress {
             libc::AF_INET6 if bytes.len() >= size_of::<libc::sockaddr_in6>() => {
                 let word = |at: usize| bytes[at..at + 4].try_into().expect("four bytes");
                 let ip: [u8; 16] = bytes[8..24].try_into().expect("sixteen bytes");
-                // The flow is kept as it is on the wire, the scope is a number of the host's.
+                // The flow has network byte order; the scope is a number in host byte order.
                 let (flow, scope) = (u32::from_be_bytes(word(4)), u32::from_ne_bytes(word(24)));
                 SocketAddress::Inet(SocketAddrV6::new(ip.into(), port(), flow, scope).into())
             }
@@ -100,7 +99,7 @@ impl SocketAddress {
     /// Writes the address for the kernel and returns its length. Errors: as [`SocketAddress::to_kernel`].
     pub(crate) fn write_to(&self, storage: &mut MaybeUninit<libc::sockaddr_storage>) -> io::Result<libc::socklen_t> {
         let address = self.to_kernel()?;
-        // SAFETY: the first is `addr_len` bytes long, which is at most the size of the second.
+        // SAFETY: the source is `addr_len` bytes long, which is at most the size of the destination.
         unsafe {
             let (from, to) = (address.as_ptr().cast::<u8>(), storage.as_mut_ptr().cast::<u8>());
             std::ptr::copy_nonoverlapping(from, to, address.addr_len() as usize);
@@ -108,7 +107,7 @@ impl SocketAddress {
         Ok(address.addr_len())
     }
 
-    /// Errors: the path is too long for a socket or there is none.
+    /// The address for the kernel. Errors: the path is too long for a socket, or there is none.
     pub(crate) fn to_kernel(&self) -> io::Result<SocketAddrAny> {
         match self {
             SocketAddress::Inet(address) => Ok((*address).into()),
@@ -121,8 +120,8 @@ impl SocketAddress {
     }
 }
 
-/// The path, or the abstract name with its NUL byte; `None` if there is none. (Not by rustix, whose conversion panics
-/// when a path fills the address to its last byte, which bind(2) allows anybody: unix(7), BUGS.)
+/// The path, or the abstract name with its NUL byte; `None` if there is none. (rustix's conversion panics if a path
+/// fills the address to its last byte, which bind(2) allows: unix(7), BUGS.)
 fn unix_name(address: &[u8]) -> Option<&[u8]> {
     match address.get(offset_of!(libc::sockaddr_un, sun_path)..)? {
         [] | [0] => None,
@@ -137,7 +136,7 @@ impl From<SocketAddr> for SocketAddress {
     }
 }
 
-/// As nginx writes addresses: `127.0.0.1:80`, `[::1]:80`, `unix:/path`, `unix:` when unnamed.
+/// In nginx's format: `127.0.0.1:80`, `[::1]:80`, `unix:/path`, `unix:` when unnamed.
 impl fmt::Display for SocketAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! Connecting: the options of a socket that connects, in the order in which the kernel wants them, and what failed.
+//! Opening connections: options of the socket, applied in the order that the kernel needs, and the step that failed.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use rustix::net::{self, SocketFlags, SocketType, sockopt};
 
 use super::{Fresh, SocketAddress, options};
 
-/// How a stream connects. Everything is off by default, and the kernel decides.
+/// Options for connecting a stream. Everything is off by default, and the kernel decides.
 ///
 /// ```no_run
 /// # use gale_runtime::{ConnectOptions, SocketAddress, Stream};
@@ -34,27 +34,26 @@ pub struct ConnectOptions {
     pub receive_buffer: Option<usize>,
     /// `SO_SNDBUF`, in bytes.
     pub send_buffer: Option<usize>,
-    /// The first data leaves with the SYN where the peer is known to take it (`TCP_FASTOPEN_CONNECT`): then connecting
-    /// succeeds at once, and its failure is told by the first send or receive.
+    /// Sends the first data with the SYN if the peer is known to accept it (`TCP_FASTOPEN_CONNECT`): then connecting
+    /// succeeds at once, and the first send or receive reports a failure.
     pub fast_open: bool,
-    /// How long connecting may take; without it, as long as the kernel tries.
+    /// Time limit for connecting; without it, the kernel's.
     pub timeout: Option<Duration>,
 }
 
-/// A connection that was not made.
+/// A failed connection attempt.
 #[derive(Debug)]
 pub struct ConnectError {
-    /// What failed.
+    /// The step that failed.
     pub step: ConnectStep,
-    /// Why: `TimedOut` for the timeout, else the kernel's error.
+    /// The reason: `TimedOut` for the timeout, else the kernel's error.
     pub error: io::Error,
 }
 
-/// What is done to connect. Options that are not asked for are not among it, nor those that a Unix socket does not
-/// have.
+/// A step of connecting. Options that are not set are skipped, and so are those that a Unix socket does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConnectStep {
-    /// Making the socket.
+    /// Opening the socket.
     Socket,
     /// [`ConnectOptions::keepalive`].
     Keepalive,
@@ -74,7 +73,7 @@ pub enum ConnectStep {
     Connect,
 }
 
-/// A socket of the kernel's with these options, connected or connecting.
+/// Opens a kernel socket with these options, and connects it or begins to.
 pub(crate) fn begin_connect(
     address: &SocketAddress,
     options: &ConnectOptions,
@@ -111,8 +110,8 @@ pub(crate) fn begin_connect(
     }
     let mut connected = net::connect(&socket, &kernel_address);
     if connected == Err(Errno::INPROGRESS) && inet.is_some_and(|inet| inet.ip().to_canonical().is_loopback()) {
-        // Within a machine the handshake is over when the call returns, which has not looked any more. Asking again is
-        // a tenth of a turn of the loop.
+        // Within a machine the handshake is over when the call returns, but the call has not noticed. A second call
+        // costs a tenth of a turn of the loop.
         connected = net::connect(&socket, &kernel_address);
     }
     let fresh = match connected {
@@ -129,7 +128,7 @@ impl ConnectStep {
     }
 }
 
-/// The call that failed, as nginx names it.
+/// The failed call, as nginx names it.
 impl fmt::Display for ConnectStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -158,7 +157,7 @@ impl std::error::Error for ConnectError {
     }
 }
 
-/// For whoever does not care what failed.
+/// Keeps only the error, without the step.
 impl From<ConnectError> for io::Error {
     fn from(failed: ConnectError) -> io::Error {
         failed.error

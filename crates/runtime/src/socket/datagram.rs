@@ -1,4 +1,4 @@
-//! Datagrams by the batch: what the kernel tells of those that arrived, and what it is told of those that leave.
+//! Batches of datagrams: metadata of received ones, and options of those to send.
 
 use std::io;
 use std::net::IpAddr;
@@ -6,15 +6,14 @@ use std::net::IpAddr;
 use super::SocketAddress;
 use crate::memory::buffer::Lease;
 
-/// How a datagram socket is made. Everything is off by default.
+/// Options of a datagram socket. Everything is off by default.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DatagramOptions {
-    /// The address of the socket. Without one it has a port of its own that nobody can foretell (the kernel chooses it
-    /// by chance).
+    /// The local address. Without one the kernel chooses a random, unpredictable port.
     pub local: Option<SocketAddress>,
-    /// Whom it sends to; then it hears nobody else.
+    /// The peer to connect to; then only its datagrams are received.
     pub peer: Option<SocketAddress>,
-    /// Several sockets share `local`, and the kernel divides the senders among them (`SO_REUSEPORT`).
+    /// Several sockets may share `local`, and the kernel distributes the senders among them (`SO_REUSEPORT`).
     pub reuse_port: bool,
     /// `local` may be an address that this machine does not have: `IP_TRANSPARENT`, which needs CAP_NET_ADMIN.
     pub transparent: bool,
@@ -22,31 +21,31 @@ pub struct DatagramOptions {
     pub receive_buffer: Option<usize>,
     /// `SO_SNDBUF`, in bytes.
     pub send_buffer: Option<usize>,
-    /// [`Received::local`] is told (`IP_PKTINFO`).
+    /// Fill in [`Received::local`] (`IP_PKTINFO`).
     pub local_address: bool,
-    /// [`Received::ecn`] is told (`IP_RECVTOS`).
+    /// Fill in [`Received::ecn`] (`IP_RECVTOS`).
     pub ecn: bool,
-    /// The kernel joins datagrams of one sender that have the same length (`UDP_GRO`); [`Received::stride`] tells them
-    /// apart. Then the buffers of a batch have to be large: 64 KiB.
+    /// The kernel joins datagrams of one sender that have the same length (`UDP_GRO`); [`Received::stride`] divides
+    /// them again. The buffers of a batch then have to be large: 64 KiB.
     pub gro: bool,
 }
 
-/// How many datagrams one call receives or sends at most.
+/// Datagrams that one call receives or sends at most.
 pub const BATCH_MAX: usize = 32;
 
-/// What the network says of its congestion (RFC 3168, section 5): the last two bits of a packet's class of traffic.
+/// Congestion mark of a packet (RFC 3168, section 5): the last two bits of its traffic class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ecn {
-    /// The sender understands this.
+    /// The sender supports congestion marks.
     Ect0 = 0b10,
-    /// As `Ect0`; what else it says is between the ends (RFC 9331).
+    /// As `Ect0`; its further meaning is defined between the ends (RFC 9331).
     Ect1 = 0b01,
     /// A router is congested.
     Ce = 0b11,
 }
 
 impl Ecn {
-    /// The mark in a class of traffic; `None` if the sender does not take part.
+    /// The mark in a traffic class; `None` if the sender does not support marks.
     pub(crate) fn of_class(class: u8) -> Option<Ecn> {
         match class & 0b11 {
             0b10 => Some(Ecn::Ect0),
@@ -57,21 +56,20 @@ impl Ecn {
     }
 }
 
-/// A datagram that has arrived, or several of the same sender that the kernel has joined.
+/// A datagram that has arrived, or several of the same sender joined by the kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Received {
-    /// Who has sent it.
+    /// Address of the sender.
     pub source: SocketAddress,
-    /// The address that it was sent to, if that was asked for (`local_address`). An IPv4 address is a mapped one where
-    /// the socket is of IPv6.
+    /// Address that it was sent to, if requested (`local_address`). On an IPv6 socket an IPv4 address is mapped.
     pub local: Option<IpAddr>,
-    /// The bytes that are there.
+    /// Number of bytes received.
     pub length: usize,
-    /// The length of each datagram but the last one, which may be shorter; `length` where nothing was joined.
+    /// Length of each datagram except the last one, which may be shorter; `length` if nothing was joined.
     pub stride: usize,
-    /// How the packet was marked, if that was asked for (`ecn`).
+    /// Congestion mark of the packet, if requested (`ecn`).
     pub ecn: Option<Ecn>,
-    /// It was longer than its buffer, and the rest is lost.
+    /// The datagram was longer than its buffer, and the rest is lost.
     pub is_truncated: bool,
 }
 
@@ -81,22 +79,22 @@ impl Received {
     }
 }
 
-/// A datagram that is to leave, or several of the same length.
+/// A datagram to send, or several of the same length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit<'a> {
-    /// Where it goes; `None` is the peer of a connected socket.
+    /// Destination; `None` for the peer of a connected socket.
     pub destination: Option<&'a SocketAddress>,
     /// The bytes.
     pub contents: &'a [u8],
-    /// The contents are datagrams of so many bytes, the last one perhaps shorter, which the kernel or the network
-    /// device divides (`UDP_SEGMENT`). At most 64 of them, and 65,507 bytes in all.
+    /// The contents are datagrams of this length, the last one perhaps shorter, which the kernel or the network device
+    /// divides (`UDP_SEGMENT`). At most 64 of them, and 65,507 bytes in all.
     pub segment_bytes: Option<u16>,
-    /// The address that it leaves from, one of this machine's; `None` leaves that to the kernel.
+    /// Source address, one of this machine's; `None` leaves the choice to the kernel.
     pub source: Option<IpAddr>,
-    /// How the packet is marked.
+    /// Congestion mark of the packet.
     pub ecn: Option<Ecn>,
-    /// The kernel may get it in one piece with its neighbours, as `segment_bytes` has it, where they go the same way
-    /// and have the same length. Only for sockets of UDP: no other divides them again.
+    /// The kernel may get it in one piece with its neighbours, as with `segment_bytes`, if they have the same route and
+    /// length. Only for UDP sockets: no others divide them again.
     pub may_join: bool,
 }
 
@@ -111,17 +109,17 @@ impl<'a> Transmit<'a> {
         Transmit { destination: None, contents, segment_bytes: None, source: None, ecn: None, may_join: false }
     }
 
-    /// Whether the kernel is told nothing of it but where it goes.
+    /// Whether it needs no control messages.
     pub(crate) fn is_bare(&self) -> bool {
         self.source.is_none() && self.ecn.is_none() && self.stride() == self.contents.len()
     }
 
-    /// The length of each datagram but the last one, which may be shorter.
+    /// Length of each datagram except the last one, which may be shorter.
     fn stride(&self) -> usize {
         self.segment_bytes.map_or(usize::MAX, usize::from).min(self.contents.len())
     }
 
-    /// How many of these, the first one included, the kernel can get in one piece, and by what it divides them.
+    /// Number of these, including the first one, that can go to the kernel in one piece, and its segment length.
     pub(crate) fn join(transmits: &[Transmit<'_>]) -> (usize, Option<u16>) {
         let first = &transmits[0];
         let stride = first.stride();
@@ -147,8 +145,8 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// How many segments the kernel takes in one piece (`UDP_MAX_SEGMENTS`), and how many bytes (RFC 768, RFC 791: a packet
-/// has 65,535, of which 28 are headers).
+/// Limits of segments (`UDP_MAX_SEGMENTS`) and bytes in one piece (RFC 768, RFC 791: a packet has 65,535, of which 28
+/// are headers).
 const SEGMENTS_MAX: usize = 64;
 const SEGMENTS_BYTES_MAX: usize = 65_507;
 
@@ -163,35 +161,35 @@ pub struct ReceiveBatch {
 
 impl ReceiveBatch {
     /// Buffers for `count_max` datagrams (1 to [`BATCH_MAX`]) of at most `bytes_each`. Allocates nothing yet. Together
-    /// they should not be more than a lease of the largest class has, [`crate::LEASE_CLASSES`].
+    /// they should fit a lease of the largest class, [`crate::LEASE_CLASSES`].
     pub fn new(count_max: usize, bytes_each: usize) -> Self {
         assert!((1..=BATCH_MAX).contains(&count_max) && bytes_each > 0);
         ReceiveBatch { lease: None, received: Vec::new(), count_max, bytes_each }
     }
 
-    /// How many there are; each may be several (see [`Received::stride`]).
+    /// Number of entries; each may be several datagrams (see [`Received::stride`]).
     pub fn len(&self) -> usize {
         self.received.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.received.is_empty()
     }
 
-    /// What arrived, with its bytes.
+    /// The entries with their bytes.
     pub fn iter(&self) -> impl Iterator<Item = (&Received, &[u8])> {
         let memory = self.lease.as_deref().unwrap_or_default();
         self.received.iter().zip(memory.chunks(self.bytes_each)).map(|(one, buffer)| (one, &buffer[..one.length]))
     }
 
-    /// Forgets the datagrams and returns their memory.
+    /// Drops the datagrams and returns their memory.
     pub fn clear(&mut self) {
         self.lease = None;
         self.received.clear();
     }
 
-    /// The buffers, all of them free, at most so many.
+    /// At most `count_max` empty buffers, and the list for their metadata.
     pub(crate) fn prepare(&mut self, count_max: usize, is_bare: bool) -> io::Result<(Room<'_>, &mut Vec<Received>)> {
         self.received.clear();
         let lease = match self.lease.take() {
@@ -206,11 +204,11 @@ impl ReceiveBatch {
 
 /// Buffers for datagrams.
 pub(crate) struct Room<'a> {
-    /// Divided into `count` buffers of `bytes_each`.
+    /// Consists of `count` buffers of `bytes_each`.
     pub memory: &'a mut [u8],
     pub bytes_each: usize,
     pub count: usize,
-    /// Of the next datagram nothing is asked but its bytes: not even who has sent it.
+    /// Only the bytes of the next datagram are wanted, without its source.
     pub is_bare: bool,
 }
 

@@ -1,5 +1,4 @@
-//! Sockets of the kernel, before a loop has them: addresses, options, and what is asked of a driver. Nothing here
-//! waits.
+//! Kernel sockets before a loop owns them: addresses, options, and helpers for drivers. Nothing here waits.
 
 mod address;
 pub(crate) mod connect;
@@ -16,13 +15,13 @@ pub use datagram::{BATCH_MAX, DatagramOptions, Ecn, ReceiveBatch, Received, Tran
 pub(crate) use options::AcceptQueue;
 pub use options::TcpInfo;
 
-/// How a loop accepts.
+/// Options for accepting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AcceptOptions {
-    /// Other loops wait for the same socket: one of them is woken per connection (`EPOLLEXCLUSIVE`), not all.
+    /// Other loops wait for the same socket: each connection wakes one of them (`EPOLLEXCLUSIVE`), not all.
     pub exclusive: bool,
-    /// Connections accepted per turn at most; a few more from a queue found long on a socket that is not shared. 1 is
-    /// nginx's `multi_accept off`.
+    /// Connections accepted per turn at most; a few more from a long queue of a socket that is not shared. 1 is nginx's
+    /// `multi_accept off`.
     pub batch: u32,
 }
 
@@ -32,29 +31,29 @@ impl Default for AcceptOptions {
     }
 }
 
-/// `multi_accept on`: bounded, so that a flood of connections does not hold up those that are open.
+/// `multi_accept on`: bounded, so that a flood of connections does not delay the open ones.
 pub const MULTI_ACCEPT_BATCH: u32 = 64;
 
-/// Where a socket listens, if only this loop accepts from it.
+/// The local address, if only this loop accepts from the socket.
 pub(crate) fn own_address(socket: &OwnedFd, options: AcceptOptions) -> Option<SocketAddress> {
     if options.exclusive { None } else { SocketAddress::bound_to(socket).ok() }
 }
 
-/// What is known about a socket that is handed to the driver.
+/// Initial state of a socket that is attached to a driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fresh {
-    /// Data may be there already: try before waiting.
+    /// There may be data already: try before waiting.
     Accepted,
-    /// The connection is still being made.
+    /// The connection is being established.
     Connecting,
-    /// Connected by us: nothing to read until the peer answers.
+    /// Connected by us: no data until the peer answers.
     Connected,
-    /// A datagram socket: of each datagram that has left there is room again, which is told only when somebody waits
-    /// for it.
+    /// A datagram socket: whenever a datagram has left there is room again, an event that is reported only if a task
+    /// waits for it.
     Datagram,
 }
 
-/// Moves bytes between a socket and a pipe, of which the pipe can do its part; EAGAIN is the socket's.
+/// Moves bytes between a socket and a pipe that is ready; EAGAIN means that the socket is not.
 pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, max: usize) -> Result<usize, Errno> {
     let flags = rustix::pipe::SpliceFlags::MOVE | rustix::pipe::SpliceFlags::NONBLOCK;
     rustix::pipe::splice(from, None, to, None, max, flags)

@@ -1,7 +1,7 @@
-//! Options of sockets, and what the kernel tells of one: each a system call on the descriptor.
+//! Socket options and status, each a system call on the descriptor.
 //!
-//! Errors are setsockopt(2)'s and getsockopt(2)'s. What a driver has to know of (a shutdown, a reset) goes by the
-//! driver.
+//! Errors are setsockopt(2)'s and getsockopt(2)'s. Operations that a driver has to know about (shutdown, reset) are the
+//! driver's.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -24,20 +24,20 @@ pub(crate) fn set_keepalive(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> 
     Ok(sockopt::set_socket_keepalive(socket, on)?)
 }
 
-/// `SO_LINGER` with no time: closing sends a reset and drops what is queued.
+/// `SO_LINGER` with no time: close sends a reset and drops queued data.
 pub(crate) fn set_linger_reset(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
 }
 
-/// `IP_TRANSPARENT`, or `IPV6_TRANSPARENT`: binds to addresses of others. Needs CAP_NET_ADMIN.
+/// `IP_TRANSPARENT`, or `IPV6_TRANSPARENT`: permits foreign local addresses. Needs CAP_NET_ADMIN.
 pub(crate) fn set_transparent(socket: BorrowedFd<'_>, is_ipv6: bool) -> io::Result<()> {
     let (level, option) =
         if is_ipv6 { (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT) } else { (libc::IPPROTO_IP, libc::IP_TRANSPARENT) };
     set_int(socket, level, option, 1)
 }
 
-/// `IP_BIND_ADDRESS_NO_PORT`: a bind without a port leaves the port to connecting. A kernel that has no such option
-/// binds as ever.
+/// `IP_BIND_ADDRESS_NO_PORT`: a bind without a port leaves its choice to connect. A kernel without this option chooses
+/// it in bind.
 pub(crate) fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     match set_int(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP)) => Ok(()),
@@ -58,21 +58,21 @@ pub(crate) fn set_int(socket: BorrowedFd<'_>, level: i32, option: i32, value: i3
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The bytes that nobody has received yet (`FIONREAD`).
+/// Number of unread bytes (`FIONREAD`).
 pub(crate) fn unread(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::io::ioctl_fionread(socket)?)
 }
 
-/// What the kernel knows of a TCP connection (tcp(7), `TCP_INFO`).
+/// The kernel's information about a TCP connection (tcp(7), `TCP_INFO`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
     /// The smoothed round trip time, in microseconds.
     pub rtt: u32,
-    /// How much it varies, in microseconds.
+    /// Variation of the round trip time, in microseconds.
     pub rtt_variance: u32,
     /// The congestion window, in segments.
     pub congestion_window: u32,
-    /// Room for what comes, in bytes.
+    /// Receive buffer space, in bytes.
     pub receive_space: u32,
 }
 
@@ -87,7 +87,7 @@ impl AcceptQueue {
     /// A system call. Errors: getsockopt(2)'s; `InvalidInput` if the socket does not listen.
     pub(crate) fn of(socket: BorrowedFd<'_>) -> io::Result<AcceptQueue> {
         let info = tcp_info(socket)?;
-        // include/net/tcp_states.h; of a socket that listens these two are its queue (net/ipv4/tcp.c).
+        // include/net/tcp_states.h; for a listening socket these two fields are its queue (net/ipv4/tcp.c).
         const TCP_LISTEN: u8 = 10;
         if info.tcpi_state != TCP_LISTEN {
             return Err(io::ErrorKind::InvalidInput.into());

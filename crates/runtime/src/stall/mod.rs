@@ -1,8 +1,8 @@
-//! Stalls: every turn of a loop is timed into a histogram; a turn over 10 ms is a stall, is counted, and is filed by
-//! what held it up. The filing is the watchdog's ([`crate::watchdog`]); this file has the figures and the judgement.
+//! Stalls: every turn of a loop is timed into a histogram. A turn over 10 ms is a stall; it is counted, and filed by
+//! its cause. The watchdog files them ([`crate::watchdog`]); this file has the counters and the rules.
 //!
-//! The loop's thread writes the times and what it is at, the watchdog's thread what it filed; anybody reads. Plain
-//! loads and stores, no locked instructions.
+//! The loop's thread writes times and current task, the watchdog's thread what it filed; any thread reads. Plain loads
+//! and stores, no locked instructions.
 
 pub(crate) mod turn_timer;
 pub(crate) mod usage;
@@ -19,10 +19,10 @@ use self::usage::ThreadUsage;
 /// A turn longer than this is a stall.
 pub const STALL_THRESHOLD: Duration = Duration::from_millis(10);
 
-/// A turn of this age is looked at closely, so that there is something to compare with when it becomes a stall.
+/// A turn of this age is sampled, for comparison if it becomes a stall.
 pub(crate) const SUSPECT_AGE: Duration = Duration::from_millis(5);
 
-/// What held a loop up.
+/// The cause of a stall.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StallKind {
     /// It waited in a system call: for a disk, a pipe, memory.
@@ -31,12 +31,12 @@ pub enum StallKind {
     Computing,
     /// It waited for a lock (futex(2)).
     Lock,
-    /// It could have run and was not let: too few processors, a quota, a debugger. Not our fault.
+    /// It could have run but had no processor: too few of them, a quota, a debugger. Not our fault.
     Preempted,
 }
 
 impl StallKind {
-    /// All of them, in the order of the figures.
+    /// All kinds, in the order of the counters.
     pub const ALL: [StallKind; 4] = [StallKind::Blocked, StallKind::Computing, StallKind::Lock, StallKind::Preempted];
 }
 
@@ -54,13 +54,13 @@ impl fmt::Display for StallKind {
 /// The stalls of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Filed {
-    /// How many there were, with one that goes on.
+    /// Number of stalls, including one that goes on.
     pub count: u64,
-    /// How long those took together that have ended.
+    /// Total time of those that have ended.
     pub time: Duration,
 }
 
-/// Each power of two of nanoseconds is divided into this many buckets: a quantile is right to within an eighth.
+/// Buckets for each power of two of nanoseconds: a quantile is right to within an eighth.
 const STEPS: usize = 8;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
 /// Up to 2^40 ns (18 minutes); longer turns count in the last bucket.
@@ -69,7 +69,7 @@ const BUCKETS: usize = 41 * STEPS;
 /// A function that names a type of task, such as `std::any::type_name::<T>`.
 pub(crate) type Name = fn() -> &'static str;
 
-/// In the place of the moment when a turn began: it is about to say so. No turn begins at the end of time.
+/// Stored as the time of the turn's beginning while the loop reads the clock. No turn begins at that time.
 const BEGINS: u64 = u64::MAX;
 
 /// The turns of one loop so far.
@@ -78,12 +78,12 @@ pub struct Turns {
     stalls: AtomicU64,
     longest: AtomicU64,
     total: AtomicU64,
-    /// When the present turn began, by the monotonic clock; 0 while the loop waits, [`BEGINS`] while it reads the
-    /// clock.
+    /// Time at which the current turn began, by the monotonic clock; 0 while the loop waits, [`BEGINS`] while it reads
+    /// the clock.
     began: AtomicU64,
-    /// A [`Name`]: what the present turn is at. Null at first.
+    /// A [`Name`]: the code that runs in the current turn. Null at first.
     at: AtomicPtr<()>,
-    /// A moment when a turn began, and what the thread had used by then: that of the present one, or an earlier one.
+    /// Time at which the current or an earlier turn began, and the thread's resource usage at that time.
     marked_at: AtomicU64,
     marked: [AtomicU64; 3],
     last_stall: LastStall,
@@ -106,27 +106,27 @@ impl Turns {
         }
     }
 
-    /// A turn is about to read the clock. A loop that loses its processor before it stores what it has read is told
-    /// from one that waits. Called by the loop's thread only, as the five that follow.
+    /// Announces that a turn is about to read the clock, so a loop that loses its processor before it stores the time
+    /// differs from one that waits. Only for the loop's thread, as the next five.
     #[inline]
     pub(crate) fn announce(&self) {
         self.began.store(BEGINS, Ordering::Relaxed);
     }
 
-    /// A turn has begun.
+    /// Notes that a turn has begun.
     #[inline]
     pub(crate) fn begin(&self, now: u64) {
         self.began.store(now, Ordering::Relaxed);
     }
 
-    /// Keeps what the thread has used until now, when a turn begins: a few hundred times a second at most.
+    /// Stores the thread's usage at the beginning of a turn: a few hundred times a second at most.
     pub(crate) fn mark(&self, now: u64, usage: ThreadUsage) {
         let figures = [usage.run.as_nanos() as u64, usage.voluntary_switches, usage.involuntary_switches];
         self.marked_at.store(now, Ordering::Relaxed);
         self.marked.iter().zip(figures).for_each(|(kept, figure)| kept.store(figure, Ordering::Relaxed));
     }
 
-    /// The turn that began at `began` is over.
+    /// Notes that the turn that began at `began` has ended.
     #[inline]
     pub(crate) fn end(&self, began: u64, now: u64) {
         let nanos = now.saturating_sub(began);
@@ -137,7 +137,7 @@ impl Turns {
         self.record(nanos);
     }
 
-    /// Notes what runs from now on.
+    /// Notes the code that runs from now on.
     #[inline]
     pub(crate) fn note(&self, name: Name) {
         self.at.store(name as *mut (), Ordering::Relaxed);
@@ -168,7 +168,7 @@ impl Turns {
         }
     }
 
-    /// When the present turn began; 0 while the loop waits, or reads the clock for the next turn.
+    /// Time at which the current turn began; 0 while the loop waits, or reads the clock for the next turn.
     pub(crate) fn began(&self) -> u64 {
         match self.began.load(Ordering::Acquire) {
             BEGINS => 0,
@@ -176,12 +176,12 @@ impl Turns {
         }
     }
 
-    /// Whether a turn begins, and has not yet said when.
+    /// Whether a turn begins and has not stored its time yet.
     pub(crate) fn is_beginning(&self) -> bool {
         self.began.load(Ordering::Relaxed) == BEGINS
     }
 
-    /// The turn that began then, if it has ended and was a stall, and none has ended since.
+    /// The turn that began at this time, if it was a stall and is the last stall that has ended.
     pub(crate) fn ended_stall(&self, began: u64) -> Option<EndedStall> {
         let last = &self.last_stall;
         let is_last = last.began.load(Ordering::Acquire) == began;
@@ -193,18 +193,18 @@ impl Turns {
         })
     }
 
-    /// What the loop was at when this was asked.
+    /// Name of the code that the loop is running.
     pub(crate) fn at(&self) -> &'static str {
         let name = self.at.load(Ordering::Relaxed);
         if name.is_null() {
             return "";
         }
-        // SAFETY: only `note` stores anything else than null, and that is a `Name`; functions are there for ever.
+        // SAFETY: `note` stores only `Name`s; functions are never freed.
         let name = unsafe { std::mem::transmute::<*mut (), Name>(name) };
         name().trim_end_matches("::{{closure}}")
     }
 
-    /// Counts a stall. Called by the watchdog's thread only, as the next.
+    /// Counts a stall. Only for the watchdog's thread, as the next.
     pub(crate) fn file(&self, kind: StallKind) {
         add(&self.filed[kind as usize].0, 1);
     }
@@ -214,19 +214,18 @@ impl Turns {
         add(&self.filed[kind as usize].1, nanos);
     }
 
-    /// The stalls that were filed as of this kind. One that lies between two looks of the watchdog is in
-    /// [`Turns::stalls`] and not here.
+    /// The stalls filed as this kind. One between two looks of the watchdog is in [`Turns::stalls`] and not here.
     pub fn filed(&self, kind: StallKind) -> Filed {
         let (count, nanos) = &self.filed[kind as usize];
         Filed { count: count.load(Ordering::Relaxed), time: Duration::from_nanos(nanos.load(Ordering::Relaxed)) }
     }
 
-    /// How many turns there were.
+    /// Number of turns.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum()
     }
 
-    /// How many turns took longer than [`STALL_THRESHOLD`].
+    /// Number of turns longer than [`STALL_THRESHOLD`].
     pub fn stalls(&self) -> u64 {
         self.stalls.load(Ordering::Relaxed)
     }
@@ -236,18 +235,18 @@ impl Turns {
         Duration::from_nanos(self.longest.load(Ordering::Relaxed))
     }
 
-    /// The time spent in turns altogether (not waiting for events).
+    /// Total time of turns, without waiting for events.
     pub fn busy(&self) -> Duration {
         Duration::from_nanos(self.total.load(Ordering::Relaxed))
     }
 
-    /// How long the turns took, for reading.
+    /// Histogram of the turns' times.
     pub fn times(&self) -> Snapshot {
         let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
         Snapshot::of_counts(counts, self.total.load(Ordering::Relaxed), self.longest.load(Ordering::Relaxed))
     }
 
-    /// A duration that the share `quantile` (0 to 1) of all turns did not exceed, rounded up to its bucket's end.
+    /// A duration that the fraction `quantile` (0 to 1) of all turns did not exceed, rounded up to its bucket's end.
     pub fn quantile(&self, quantile: f64) -> Duration {
         let count = self.count();
         let rank = (count as f64 * quantile.clamp(0.0, 1.0)).ceil() as u64;
@@ -273,42 +272,42 @@ struct LastStall {
     guess: AtomicU8,
 }
 
-/// A stall that is over.
+/// A stall that has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct EndedStall {
     pub nanos: u64,
-    /// Processor time that the thread had had when it was over, in nanoseconds, and how often it had gone to sleep.
+    /// Processor time of the thread at its end, in nanoseconds, and number of its sleeps.
     pub run: u64,
     pub sleeps: u64,
-    /// What held it up, as far as the thread itself can tell.
+    /// The cause, as far as the thread itself can tell.
     pub guess: StallKind,
 }
 
-/// What was seen of a thread at one moment. Times in nanoseconds.
+/// A sample of a thread. Times in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sample {
     pub at: u64,
     pub state: ThreadState,
-    /// Processor time that it has had.
+    /// Processor time used.
     pub run: u64,
-    /// Time that it has waited for a processor, without a wait that goes on.
+    /// Time spent waiting for a processor, without a current wait.
     pub delay: u64,
-    /// How often it has gone to sleep.
+    /// Number of sleeps.
     pub sleeps: u64,
 }
 
-/// What the kernel says of a thread (proc_pid_stat(5)).
+/// State of a thread (proc_pid_stat(5)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ThreadState {
-    /// Runs or could run.
+    /// Running or runnable.
     Runnable,
-    /// Sleeps in a system call; in futex(2), which every lock comes down to, or another.
+    /// Sleeping in a system call: futex(2), in which every lock waits, or another.
     Asleep { in_futex: bool },
-    /// By a signal or a debugger.
+    /// Stopped by a signal or a debugger.
     Stopped,
 }
 
-/// What held a thread up that was seen at two moments of one turn.
+/// The cause of a stall, from two samples in one turn.
 pub(crate) fn judge(first: &Sample, last: &Sample) -> StallKind {
     match last.state {
         ThreadState::Asleep { in_futex: true } => StallKind::Lock,
@@ -331,8 +330,8 @@ pub(crate) fn judge(first: &Sample, last: &Sample) -> StallKind {
     }
 }
 
-/// The same, by what the thread had used before its turn and behind it, `time` apart: there may be waits for events
-/// between the two, so a voluntary switch says little.
+/// The same, from the thread's usage before and after its turn, `time` apart: there may be waits for events between the
+/// two, so a voluntary switch tells little.
 fn judge_all(time: Duration, before: &ThreadUsage, after: &ThreadUsage) -> StallKind {
     if after.run.saturating_sub(before.run) >= time / 2 {
         StallKind::Computing
@@ -438,7 +437,7 @@ mod tests {
 
     const ASLEEP: ThreadState = ThreadState::Asleep { in_futex: false };
 
-    /// A thread after `at` ms, of which it ran `run` and waited `delay` for a processor.
+    /// A sample at `at` ms: the thread has run `run` ms and waited `delay` ms for a processor.
     fn seen(at: u64, state: ThreadState, run: u64, delay: u64, sleeps: u64) -> Sample {
         let nanos = |ms: u64| ms * 1_000_000;
         Sample { at: nanos(at), state, run: nanos(run), delay: nanos(delay), sleeps }
@@ -462,11 +461,11 @@ mod tests {
     #[test]
     fn who_could_run_and_does_not_is_preempted() {
         let first = seen(100, ThreadState::Runnable, 50, 3, 7);
-        // It has waited and runs again; it still waits, which the kernel has not added up; it is in a debugger.
+        // It has waited and runs again; it still waits, which the kernel has not added yet; it is in a debugger.
         assert_eq!(judge(&first, &seen(110, ThreadState::Runnable, 52, 11, 7)), StallKind::Preempted);
         assert_eq!(judge(&first, &seen(110, ThreadState::Runnable, 50, 3, 7)), StallKind::Preempted);
         assert_eq!(judge(&first, &seen(110, ThreadState::Stopped, 50, 3, 8)), StallKind::Preempted);
-        // A short sleep does not make it the sleep's fault.
+        // A short sleep is not the cause.
         assert_eq!(judge(&first, &seen(110, ThreadState::Runnable, 51, 9, 8)), StallKind::Preempted);
     }
 

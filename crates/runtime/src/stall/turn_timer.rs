@@ -1,5 +1,5 @@
-//! The timer that wakes the watchdog while a turn is long: one of the kernel's for each loop, which expires 10 ms after
-//! it was set.
+//! The timer that wakes the watchdog while a turn is long: a kernel timer for each loop, which expires 10 ms after it
+//! was set.
 //!
 //! ```text
 //!   set                 set again (5 ms later at the earliest)      nothing began since: expires in the turn
@@ -7,9 +7,9 @@
 //!    0 ms                 5 ms                          ├──────────── 10 ms ───────────┤► the watchdog looks
 //! ```
 //!
-//! A turn sets it unless one has set it within 5 ms, so a loop that is busy makes 200 calls a second and the timer
-//! never expires. When it does, the turn that goes on is 5 to 10 ms old. It expires in vain when the loop has become
-//! idle. A loop whose turns are that far apart clears it before it waits, so that the watchdog sleeps there, too.
+//! A turn sets it unless it was set within 5 ms, so a busy loop makes 200 calls a second and the timer never expires.
+//! When it does, the current turn is 5 to 10 ms old. It expires in vain when the loop has become idle. A loop whose
+//! turns are further apart clears it before it waits, so that the watchdog sleeps in that case too.
 
 use std::cell::Cell;
 use std::io;
@@ -24,15 +24,15 @@ use rustix::time::{
 
 use crate::stall::{STALL_THRESHOLD, SUSPECT_AGE};
 
-/// A timer is set for so long.
+/// Time for which a timer is set.
 const EXPIRES_AFTER: u64 = STALL_THRESHOLD.as_nanos() as u64;
 
-/// It is left alone for so long: what expires then belongs to a turn that is suspect.
+/// Time for which it stays unchanged: if it expires after that, the turn is suspect.
 const SET_EVERY: u64 = EXPIRES_AFTER - SUSPECT_AGE.as_nanos() as u64;
 
 const EVENTS_MAX: usize = 16;
 
-/// The timer of one loop. Only the loop's thread has it; the watchdog learns that it has expired from [`wait`].
+/// The timer of one loop. Only the loop's thread owns it; [`wait`] tells the watchdog that it has expired.
 pub(crate) struct TurnTimer {
     timer: OwnedFd,
     schedule: Schedule,
@@ -42,13 +42,13 @@ impl TurnTimer {
     /// Errors: no descriptor, or no memory in the kernel.
     pub fn new() -> io::Result<TurnTimer> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-        // Nobody reads a timer, so that each expiry is an edge.
+        // Timers are never read, so each expiry is an edge.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(timers()?, &timer, epoll::EventData::new_u64(0), flags)?;
         Ok(TurnTimer { timer, schedule: Schedule::default() })
     }
 
-    /// A turn begins. Returns whether it has set the timer.
+    /// Begins a turn. Returns whether it has set the timer.
     #[inline]
     pub fn begin_turn(&self, now: u64) -> bool {
         let sets = self.schedule.begin_turn(now);
@@ -58,7 +58,7 @@ impl TurnTimer {
         sets
     }
 
-    /// The turn is over, and the loop waits for events.
+    /// The turn has ended, and the loop waits for events.
     #[inline]
     pub fn rest(&self) {
         if self.schedule.rest() {
@@ -66,18 +66,18 @@ impl TurnTimer {
         }
     }
 
-    /// At this moment of the monotonic clock; 0 = never.
+    /// Sets the expiry to this time of the monotonic clock; 0 = never.
     #[cold]
     fn set(&self, at: u64) {
         let nanos =
             |nanos: u64| Timespec { tv_sec: (nanos / 1_000_000_000) as _, tv_nsec: (nanos % 1_000_000_000) as _ };
         let once = Itimerspec { it_interval: nanos(0), it_value: nanos(at) };
-        // It is a timer and the time is valid, so this cannot fail.
+        // The timer and the time are valid, so this cannot fail.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once);
     }
 }
 
-/// Waits until the timer of any loop expires, or for so long.
+/// Waits until the timer of any loop expires, or for `timeout`.
 pub(crate) fn wait(timeout: Option<Duration>) -> io::Result<()> {
     let mut events = Vec::with_capacity(EVENTS_MAX);
     let timeout =
@@ -98,13 +98,13 @@ fn timers() -> io::Result<&'static OwnedFd> {
     Ok(TIMERS.get_or_init(|| timers))
 }
 
-/// When the timer is set and cleared.
+/// Times at which the timer is set and cleared.
 #[derive(Default)]
 struct Schedule {
     set_at: Cell<u64>,
-    /// A turn that begins earlier leaves the timer as it is; 0 = it is not set.
+    /// Turns that begin earlier leave the timer unchanged; 0 = it is not set.
     next_set_at: Cell<u64>,
-    /// Whether the turn before the one that set it last was so long ago that it expired, or would have.
+    /// Whether the turn before the one that set it last was so long ago that it has expired, or would have.
     is_sparse: Cell<bool>,
 }
 
@@ -121,7 +121,7 @@ impl Schedule {
         true
     }
 
-    /// Whether the loop that waits now clears it.
+    /// Whether the loop, which is about to wait, clears it.
     #[inline]
     fn rest(&self) -> bool {
         self.is_sparse.get() && self.next_set_at.replace(0) != 0
@@ -134,7 +134,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A loop and its timer in a time of its own.
+    /// A loop and its timer with a clock of their own.
     #[derive(Default)]
     struct Model {
         schedule: Schedule,
@@ -145,7 +145,7 @@ mod tests {
     }
 
     impl Model {
-        /// A turn that begins after a wait of `idle` and takes `length`. Returns how old it is when the timer expires.
+        /// A turn that begins after a wait of `idle` and takes `length`. Returns its age when the timer expires.
         fn turn(&mut self, idle: u64, length: u64) -> Option<u64> {
             self.now += idle;
             self.expired_in_vain += u32::from(self.expires_at.take_if(|at| *at <= self.now).is_some());
@@ -195,7 +195,7 @@ mod tests {
         for idle in [100 * MS, 11 * MS, 2 * MS] {
             (0..1000).for_each(|_| assert_eq!(model.turn(idle, MS / 20), None));
         }
-        // Once when it becomes so, at most.
+        // At most once, when it becomes so.
         assert!(model.expired_in_vain <= 1, "{}", model.expired_in_vain);
         assert!(model.calls <= 2 * 1000 + 2 * 1000 + 1000, "{}", model.calls);
     }

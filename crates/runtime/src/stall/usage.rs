@@ -1,22 +1,22 @@
-//! What the kernel counts of a thread: how long it ran, and how often it was switched away from, and why.
+//! Resource usage of a thread: its running time, and the number and kinds of its context switches.
 
 use std::time::Duration;
 
-/// The figures of one thread at one moment (getrusage(2)).
+/// Usage of one thread at one time (getrusage(2)).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct ThreadUsage {
-    /// Processor time that it has had.
+    /// Processor time used.
     pub run: Duration,
-    /// How often it has waited for something.
+    /// Number of waits.
     pub voluntary_switches: u64,
-    /// How often it could have gone on and was not let.
+    /// Number of preemptions.
     pub involuntary_switches: u64,
 }
 
 impl ThreadUsage {
-    /// Of the calling thread. Takes less than a microsecond.
+    /// Usage of the calling thread. Takes less than a microsecond.
     pub fn now() -> ThreadUsage {
-        // SAFETY: zeros are a valid `rusage`, and the call fills in the one that it is given.
+        // SAFETY: an all-zero `rusage` is valid, and the call fills in the given one.
         let usage = unsafe {
             let mut usage: libc::rusage = std::mem::zeroed();
             libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
@@ -31,8 +31,8 @@ impl ThreadUsage {
     }
 }
 
-/// Makes a call, and says whether the calling thread has waited meanwhile: for a disk, if that is all that the call can
-/// wait for. One that found everything in memory has not.
+/// Calls `call`, and returns whether the thread has waited in it: for a disk, if the call can wait for nothing else. A
+/// call that found everything in memory has not.
 pub fn watch_waiting<T>(call: impl FnOnce() -> T) -> (T, bool) {
     let before = ThreadUsage::now().voluntary_switches;
     let result = call();

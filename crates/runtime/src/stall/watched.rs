@@ -1,4 +1,4 @@
-//! What the watchdog looks at beside a loop's turns: its thread, by procfs and the processor's clock, and its listening
+//! The watchdog's view of a loop, besides its turns: its thread, by procfs and the processor's clock, and its listening
 //! sockets.
 
 use std::fs;
@@ -13,12 +13,12 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::socket::SocketAddress;
 use crate::stall::{Sample, ThreadState};
 
-/// What the watchdog knows of a loop beside its turns.
+/// A loop as the watchdog sees it, besides its turns.
 pub(crate) struct Watched {
     pub worker: usize,
     thread_id: i32,
     processor_clock: Option<libc::clockid_t>,
-    /// As many as the configuration has addresses, and orphans that were adopted.
+    /// One for each address of the configuration, and adopted sockets.
     listeners: Mutex<Vec<WatchedListener>>,
 }
 
@@ -26,12 +26,12 @@ pub(crate) struct Watched {
 #[derive(Clone)]
 pub(crate) struct WatchedListener {
     pub socket: Arc<OwnedFd>,
-    /// Where it listens if only this loop accepts from it; others may have sockets of their own there.
+    /// The local address, if only this loop accepts from it; others may have sockets of their own there.
     pub own_address: Option<SocketAddress>,
 }
 
 impl Watched {
-    /// The calling thread.
+    /// For a loop on the calling thread.
     pub fn new(worker: usize) -> Watched {
         Watched {
             worker,
@@ -41,29 +41,29 @@ impl Watched {
         }
     }
 
-    /// A socket is accepted from, or in another way than before.
+    /// Notes that the loop accepts from a socket, perhaps with new options.
     pub fn note_listener(&self, socket: &Arc<OwnedFd>, own_address: Option<SocketAddress>) {
         let mut listeners = self.listeners.lock();
         listeners.retain(|known| !Arc::ptr_eq(&known.socket, socket));
         listeners.push(WatchedListener { socket: Arc::clone(socket), own_address });
     }
 
-    /// A socket is not accepted from any more.
+    /// Notes that the loop does not accept from a socket any more.
     pub fn forget_listener(&self, socket: &Arc<OwnedFd>) {
         self.listeners.lock().retain(|known| !Arc::ptr_eq(&known.socket, socket));
     }
 
-    /// The sockets that are accepted from.
+    /// The sockets that the loop accepts from.
     pub fn listeners(&self) -> Vec<WatchedListener> {
         self.listeners.lock().clone()
     }
 
-    /// Whether only this loop accepts from its socket at this address.
+    /// Whether the loop has a socket of its own at this address.
     pub fn listens_alone_on(&self, address: &SocketAddress) -> bool {
         self.listeners.lock().iter().any(|known| known.own_address.as_ref() == Some(address))
     }
 
-    /// What its thread does now; `None` if procfs does not tell.
+    /// A sample of its thread; `None` if procfs is not readable.
     pub fn sample(&self) -> Option<Sample> {
         let directory = format!("/proc/self/task/{}", self.thread_id);
         let read = |name: &str| fs::read_to_string(format!("{directory}/{name}")).ok();
@@ -82,7 +82,7 @@ impl Watched {
         let schedstat = read("schedstat");
         let mut figures = schedstat.iter().flat_map(|text| text.split_ascii_whitespace()).map(str::parse);
         let (run, delay) = (figures.next()?.ok()?, figures.next()?.ok()?);
-        // The clock counts a stretch that goes on, which the file may not.
+        // The clock includes the current time slice, which the file may not.
         let run = self.processor_clock.and_then(read_clock).unwrap_or(run);
         let sleeps = read("status").as_deref().and_then(voluntary_switches).unwrap_or(0);
         Some(Sample { at: monotonic_nanos(), state, run, delay, sleeps })
@@ -100,10 +100,10 @@ fn thread_state(stat: &str) -> Option<ThreadState> {
     }
 }
 
-/// From `/proc/PID/task/TID/syscall`: the number of the system call that it sleeps in, then arguments.
+/// From `/proc/PID/task/TID/syscall`: the number of the current system call, then arguments.
 fn is_futex(system_call: &str) -> bool {
     let number = system_call.split_ascii_whitespace().next().and_then(|number| number.parse::<libc::c_long>().ok());
-    // futex_wait and futex_waitv have the same numbers everywhere.
+    // futex_wait and futex_waitv have the same numbers on all architectures.
     number.is_some_and(|number| [libc::SYS_futex, 449, 455].contains(&number))
 }
 
@@ -115,14 +115,14 @@ fn voluntary_switches(status: &str) -> Option<u64> {
 
 fn processor_clock() -> Option<libc::clockid_t> {
     let mut clock = MaybeUninit::uninit();
-    // SAFETY: the calling thread exists, and the function writes to the clock only when it returns 0.
+    // SAFETY: the calling thread exists, and the clock is initialized if the function returns 0.
     unsafe { (libc::pthread_getcpuclockid(libc::pthread_self(), clock.as_mut_ptr()) == 0).then(|| clock.assume_init()) }
 }
 
 /// `None` when the thread has ended.
 fn read_clock(clock: libc::clockid_t) -> Option<u64> {
     let mut time = MaybeUninit::<libc::timespec>::uninit();
-    // SAFETY: the function takes any clock, and writes the whole time when it returns 0.
+    // SAFETY: the function accepts any clock, and the time is initialized if it returns 0.
     let time = unsafe { (libc::clock_gettime(clock, time.as_mut_ptr()) == 0).then(|| time.assume_init())? };
     Some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
@@ -133,7 +133,7 @@ pub(crate) fn monotonic_nanos() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Whether a connection waits on a listening socket.
+/// Whether a connection is pending on a listening socket.
 pub(crate) fn has_connection(socket: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
     matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))

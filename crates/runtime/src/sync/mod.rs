@@ -1,8 +1,8 @@
-//! How tasks tell each other something: one value ([`oneshot`]) or a bounded queue ([`mpsc`]) from any thread, and
-//! signals between tasks of one loop ([`Notify`]).
+//! Communication between tasks: one value ([`oneshot`]) or a bounded queue ([`mpsc`]) from any thread, and signals
+//! between tasks of one loop ([`Notify`]).
 //!
 //! A lock is held for a few instructions and never while foreign code runs: wakers are called, and values dropped, when
-//! it is free again. Wakers of tasks find their loop through its inbox.
+//! it is free again. Wakers of tasks reach their loop through its inbox.
 
 pub mod mpsc;
 mod notify;
@@ -13,7 +13,7 @@ pub use notify::{Notified, Notify};
 
 use std::fmt;
 
-/// The other end has gone.
+/// The other end was dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Closed;
 

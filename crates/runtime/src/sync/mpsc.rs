@@ -1,7 +1,7 @@
 //! A bounded queue from any threads to one task.
 //!
-//! A sender that finds it full waits in line or takes its value back. Room that somebody in the line has been given is
-//! not taken by whoever comes later, so values of senders that wait leave in the order of their coming.
+//! A sender that finds it full waits or takes its value back. Room that was granted to a waiting sender is not taken by
+//! later ones, so values of waiting senders keep their order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 pub use super::Closed;
 use super::waiters::{Ticket, Waiters};
 
-/// Both ends of a queue of `capacity` values, at least one.
+/// The two ends of a queue for `capacity` values, at least one.
 pub fn channel<T: Send>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     assert!(capacity > 0, "a queue without room");
     let state = State {
@@ -31,31 +31,31 @@ pub fn channel<T: Send>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     (Sender { shared: Arc::clone(&shared) }, Receiver { shared })
 }
 
-/// Puts values into the queue; cloned for each thread or task that does.
+/// The sending end; cloned for each thread or task that sends.
 pub struct Sender<T> {
     shared: Arc<Mutex<State<T>>>,
 }
 
-/// Takes values from the queue. Dropped, it drops them, and the senders are told.
+/// The receiving end. Dropping it drops the values, and sending fails from then on.
 pub struct Receiver<T> {
     shared: Arc<Mutex<State<T>>>,
 }
 
-/// Why a value was not taken, with the value.
+/// The reason why a value was not queued, with the value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TrySendError<T> {
     /// There is no room now.
     Full(T),
-    /// The receiver has gone.
+    /// The receiver was dropped.
     Closed(T),
 }
 
 struct State<T> {
     queue: VecDeque<T>,
     capacity: usize,
-    /// Room that senders from the line have been given and have not used yet.
+    /// Number of places granted to waiting senders that were not used yet.
     granted: usize,
-    /// One for each task that sends and waits.
+    /// One for each waiting sender.
     waiting: Waiters,
     receiver: Option<Waker>,
     is_receiver_gone: bool,
@@ -67,7 +67,7 @@ impl<T> State<T> {
         self.queue.len() + self.granted < self.capacity
     }
 
-    /// Gives free room to the first in the line, who is to be woken.
+    /// Grants a free place to the first waiting sender, and returns its waker.
     fn grant(&mut self) -> Option<Waker> {
         if !self.has_room() {
             return None;
@@ -95,13 +95,13 @@ impl<T> Sender<T> {
         Ok(())
     }
 
-    /// Puts a value into the queue, and waits for room if there is none. For tasks. Gives the value back if the
-    /// receiver has gone; dropping the future drops it.
+    /// Queues a value, and waits for room if there is none. For tasks. Returns the value if the receiver was dropped;
+    /// dropping the future drops it.
     pub fn send(&self, value: T) -> Sending<'_, T> {
         Sending { sender: self, value: Some(value), ticket: None }
     }
 
-    /// Whether the receiver has gone.
+    /// Whether the receiver was dropped.
     pub fn is_closed(&self) -> bool {
         self.shared.lock().is_receiver_gone
     }
@@ -124,14 +124,14 @@ impl<T> Drop for Sender<T> {
     }
 }
 
-/// Waits until a value is in the queue; see [`Sender::send`].
+/// The future of [`Sender::send`].
 pub struct Sending<'a, T> {
     sender: &'a Sender<T>,
     value: Option<T>,
     ticket: Option<Ticket>,
 }
 
-/// The value never moves while it is pinned: nobody is given a pinned reference to it.
+/// The value is never pinned: there is no pinned reference to it.
 impl<T> Unpin for Sending<'_, T> {}
 
 impl<T> Future for Sending<'_, T> {
@@ -178,7 +178,7 @@ impl<T> Drop for Sending<'_, T> {
             drop(left);
             return;
         }
-        // The room that it was given is for the next one.
+        // Its granted place goes to the next sender.
         state.granted -= 1;
         let next = state.grant();
         drop(state);
@@ -187,7 +187,7 @@ impl<T> Drop for Sending<'_, T> {
 }
 
 impl<T> Receiver<T> {
-    /// The next value; `None` when the queue is empty and all senders have gone.
+    /// The next value; `None` when the queue is empty and all senders were dropped.
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
         let mut state = self.shared.lock();
         if let Some(value) = state.queue.pop_front() {
@@ -210,7 +210,7 @@ impl<T> Receiver<T> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// The next value if there is one now; `Err(Closed)` when the queue is empty and all senders have gone.
+    /// The next value if there is one; `Err(Closed)` when the queue is empty and all senders were dropped.
     pub fn try_recv(&mut self) -> Result<Option<T>, Closed> {
         match self.poll_recv(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Some(value)) => Ok(Some(value)),

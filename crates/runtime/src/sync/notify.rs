@@ -10,9 +10,9 @@ use std::task::{Context, Poll, Waker};
 
 use super::waiters::{Ticket, Waiters};
 
-/// Wakes tasks of its loop that wait for something to have changed. Whoever is woken looks for itself what that is.
+/// Wakes tasks of its loop that wait for a change of some state, which they then check themselves.
 ///
-/// A notification that finds nobody is kept, one at most, so that whoever looks, finds nothing and then waits misses
+/// A notification without a waiter is kept, one at most, so a task that checks, finds nothing and then waits misses
 /// none.
 #[derive(Default)]
 pub struct Notify {
@@ -25,17 +25,17 @@ struct State {
     waiting: Waiters,
     /// A notification is kept.
     is_kept: bool,
-    /// Who has a smaller ticket and was chosen was so together with all others.
+    /// Chosen waiters with a smaller ticket were notified together with all others.
     all_before: Ticket,
 }
 
 impl Notify {
-    /// Nobody waits, and no notification is kept.
+    /// Without waiters, and without a kept notification.
     pub fn new() -> Self {
         Notify::default()
     }
 
-    /// Wakes the task that has waited longest; if none waits, the next one to wait goes on at once.
+    /// Wakes the task that has waited longest; if there is none, the next one to wait goes on at once.
     pub fn notify_one(&self) {
         let mut state = self.state.borrow_mut();
         let waker = state.waiting.choose();
@@ -44,7 +44,7 @@ impl Notify {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Wakes all tasks that wait now. Nothing is kept for others.
+    /// Wakes all waiting tasks. Nothing is kept for later ones.
     pub fn notify_all(&self) {
         let mut state = self.state.borrow_mut();
         state.all_before = state.waiting.next();
@@ -53,14 +53,14 @@ impl Notify {
         all.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// Waits for a notification, from the first poll on. If it is dropped after `notify_one` has chosen it, that goes
-    /// to the next one.
+    /// Waits for a notification, from the first poll on. If the future is dropped after `notify_one` has chosen it, the
+    /// next waiter gets the notification.
     pub fn notified(&self) -> Notified<'_> {
         Notified { notify: self, ticket: None }
     }
 }
 
-/// Waits for a notification; see [`Notify::notified`].
+/// The future of [`Notify::notified`].
 pub struct Notified<'a> {
     notify: &'a Notify,
     ticket: Option<Ticket>,

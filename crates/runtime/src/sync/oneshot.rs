@@ -19,18 +19,18 @@ use parking_lot::Mutex;
 
 pub use super::Closed;
 
-/// Both ends.
+/// The two ends.
 pub fn channel<T: Send>() -> (Sender<T>, Receiver<T>) {
     let shared = Arc::new(Mutex::new(State { value: None, receiver: Side::Alive(None), sender: Side::Alive(None) }));
     (Sender { shared: Arc::clone(&shared) }, Receiver { shared })
 }
 
-/// Sends the value. Dropped without one, it tells the receiver.
+/// The sending end. Dropping it without a value wakes the receiver.
 pub struct Sender<T> {
     shared: Arc<Mutex<State<T>>>,
 }
 
-/// Waits for the value: `Err(Closed)` if the sender has gone without one.
+/// The future of the value: `Err(Closed)` if the sender was dropped without one.
 pub struct Receiver<T> {
     shared: Arc<Mutex<State<T>>>,
 }
@@ -41,7 +41,7 @@ struct State<T> {
     sender: Side,
 }
 
-/// One end, and its task if that waits.
+/// The state of one end, with the waker of its waiting task.
 enum Side {
     Alive(Option<Waker>),
     Gone,
@@ -59,14 +59,14 @@ impl Side {
         }
     }
 
-    /// Has this end woken; returns the waker that it had, to be dropped when nothing is locked.
+    /// Parks a waker; returns the previous one, to be dropped when nothing is locked.
     fn park(&mut self, waker: &Waker) -> Option<Waker> {
         std::mem::replace(self, Side::Alive(Some(waker.clone()))).take_waker()
     }
 }
 
 impl<T> Sender<T> {
-    /// Sends the value; gives it back if the receiver has gone. A receiver that goes later drops it.
+    /// Sends the value; returns it if the receiver was dropped. A receiver that is dropped later drops it.
     pub fn send(self, value: T) -> Result<(), T> {
         let mut state = self.shared.lock();
         if state.receiver.is_gone() {
@@ -74,15 +74,15 @@ impl<T> Sender<T> {
         }
         state.value = Some(value);
         Ok(())
-        // The end of this sender wakes the receiver.
+        // Dropping this sender wakes the receiver.
     }
 
-    /// Whether the receiver has gone, so that nobody wants the value.
+    /// Whether the receiver was dropped.
     pub fn is_closed(&self) -> bool {
         self.shared.lock().receiver.is_gone()
     }
 
-    /// Ready when the receiver has gone.
+    /// Ready when the receiver was dropped.
     pub fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.shared.lock();
         if state.receiver.is_gone() {
@@ -107,7 +107,7 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The value if it is there; `Err(Closed)` if it will never come, or has been taken.
+    /// The value if it was sent; `Err(Closed)` if it will never come, or was taken.
     pub fn try_recv(&mut self) -> Result<Option<T>, Closed> {
         let mut state = self.shared.lock();
         match state.value.take() {

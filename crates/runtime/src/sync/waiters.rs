@@ -1,22 +1,22 @@
-//! Tasks that wait for the same thing, woken in the order in which they came.
+//! Tasks that wait for the same event, woken in order of their arrival.
 //!
-//! Each has a ticket, and tickets grow. Who is not in the queue any more has been chosen.
+//! Each has a ticket, and tickets ascend. A ticket that is not in the queue any more was chosen.
 
 use std::collections::VecDeque;
 use std::task::Waker;
 
-/// Names one who waits.
+/// Identifies a waiter.
 pub(crate) type Ticket = u64;
 
 #[derive(Default)]
 pub(crate) struct Waiters {
-    /// By ticket.
+    /// Ascending by ticket.
     queue: VecDeque<(Ticket, Waker)>,
     next: Ticket,
 }
 
 impl Waiters {
-    /// Takes a place at the end.
+    /// Adds a waiter at the end.
     pub fn join(&mut self, waker: &Waker) -> Ticket {
         let ticket = self.next;
         self.next += 1;
@@ -24,31 +24,30 @@ impl Waiters {
         ticket
     }
 
-    /// Whoever still waits with this ticket is to be woken by this waker from now on; returns the one before, to be
-    /// dropped when nothing is locked. `None` if it has been chosen.
+    /// Replaces the waker of this ticket; returns the previous one, to be dropped when nothing is locked. `None` if the
+    /// ticket was chosen.
     pub fn renew(&mut self, ticket: Ticket, waker: &Waker) -> Option<Waker> {
         let index = self.find(ticket).ok()?;
         Some(std::mem::replace(&mut self.queue[index].1, waker.clone()))
     }
 
-    /// Chooses the one who has waited longest, to be woken.
+    /// Chooses the waiter that came first; the caller wakes it.
     pub fn choose(&mut self) -> Option<Waker> {
         self.queue.pop_front().map(|(_, waker)| waker)
     }
 
-    /// Chooses all, to be woken.
+    /// Chooses all waiters; the caller wakes them.
     pub fn choose_all(&mut self) -> VecDeque<(Ticket, Waker)> {
         std::mem::take(&mut self.queue)
     }
 
-    /// Gives the place up; returns its waker, to be dropped when nothing is locked. `None` if the ticket has been
-    /// chosen.
+    /// Removes a waiter; returns its waker, to be dropped when nothing is locked. `None` if the ticket was chosen.
     pub fn leave(&mut self, ticket: Ticket) -> Option<Waker> {
         let index = self.find(ticket).ok()?;
         self.queue.remove(index).map(|(_, waker)| waker)
     }
 
-    /// The ticket of whoever comes next: all that are smaller have come.
+    /// The next ticket: all smaller ones were given out.
     pub fn next(&self) -> Ticket {
         self.next
     }

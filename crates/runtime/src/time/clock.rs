@@ -1,7 +1,7 @@
 //! The clock of a loop: real, or virtual for tests.
 //!
-//! Read once when a turn begins and once when it ends (the second reading times the turn and sets the next wait);
-//! everything in between sees one moment. Virtual time moves only when nothing else can run.
+//! Read once when a turn begins and once when it ends (the second reading times the turn and sets the next wait); in
+//! between the time does not change. Virtual time moves only when no task can run.
 
 use std::cell::Cell;
 use std::fmt;
@@ -60,39 +60,39 @@ impl fmt::Debug for Moment {
     }
 }
 
-/// Which clock a loop runs on.
+/// The clock of a loop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ClockChoice {
     /// `CLOCK_MONOTONIC` and `CLOCK_REALTIME`.
     #[default]
     System,
-    /// Time stands still while anything can run and jumps to the next timer when nothing can. Work in thread pools is
-    /// waited for in real time first; peers outside of the loop (threads of a test) are not.
+    /// Time stands still while any task can run, and jumps to the next timer when none can. Tasks in thread pools are
+    /// first waited for in real time; threads outside of the loop (of a test) are not.
     Virtual,
 }
 
-/// Where virtual time begins: 2001-09-09T01:46:40Z, a number that is easily recognised.
+/// The virtual wall clock begins at 2001-09-09T01:46:40Z, a number that is easily recognised.
 const VIRTUAL_WALL_START: Duration = Duration::from_secs(1_000_000_000);
 /// Not zero, so that "before the start" can be expressed.
 pub(crate) const VIRTUAL_START_NANOS: u64 = 1_000_000_000;
 
-/// The time of the running loop, or, on a thread without one, that of the system's clock.
+/// The time of the running loop's turn, or the system's on a thread without a loop.
 pub fn now_anywhere() -> Moment {
     Environment::try_with(|environment| environment.clock.now()).unwrap_or_else(system_now)
 }
 
-/// The same, but of a loop's clock at this very moment, not of its turn.
+/// The same, but the current time of a loop's clock, not that of its turn.
 pub(crate) fn real_now_anywhere() -> Moment {
     Environment::try_with(|environment| Moment(environment.clock.read())).unwrap_or_else(system_now)
 }
 
-/// The wall clock, since the epoch: that of the running loop's turn, or, on a thread without one, the system's.
+/// The wall clock, since the epoch: that of the running loop's turn, or the system's on a thread without a loop.
 pub(crate) fn wall_anywhere() -> Duration {
     Environment::try_with(|environment| environment.clock.wall())
         .unwrap_or_else(|| Duration::from_nanos(nanoseconds(ClockId::Realtime)))
 }
 
-/// The time of the system's clock at this very moment, whatever clock the loop has: to time a call.
+/// The current system time, even if the loop's clock is virtual: for timing a call.
 #[inline]
 pub(crate) fn system_now() -> Moment {
     Moment(nanoseconds(ClockId::Monotonic))
@@ -113,7 +113,7 @@ impl Clock {
         Clock::with(virtual_nanos)
     }
 
-    /// Virtual time that others read, too.
+    /// A virtual clock that is shared with others.
     pub fn shared(nanos: Rc<Cell<u64>>) -> Self {
         Clock::with(Some(nanos))
     }
@@ -135,7 +135,7 @@ impl Clock {
         self.wall.set(0);
     }
 
-    /// The moment of this turn.
+    /// The time of this turn.
     pub fn now(&self) -> Moment {
         Moment(self.now.get())
     }

@@ -1,9 +1,9 @@
 //! Timers: a hierarchical wheel with a resolution of one millisecond, and `sleep` and `timeout` on top of it.
 //!
-//! Nothing here fires early. A deadline that moves later, as that of an active connection does with every request, only
-//! updates a field: the wheel looks at the field when the old time comes and links the node anew. Nodes are linked by
-//! index within one table, so arming allocates nothing once the table has grown. An idle connection has a timer that is
-//! waited for, so both are small: 16 bytes of the timer, 40 of the table.
+//! No timer fires early. A deadline that moves later, like that of an active connection with every request, only
+//! updates a field: the wheel reads the field when the old time comes and links the node anew. Nodes are linked by
+//! index within one table, so arming allocates nothing once the table has grown. Each idle connection has a pending
+//! timer, so both parts are small: 16 bytes of the timer, 40 of the table.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -20,7 +20,7 @@ use crate::time::Moment;
 const TICK_NANOS: u64 = 1_000_000;
 const LEVEL_BITS: u32 = 6;
 const SLOTS: usize = 1 << LEVEL_BITS;
-/// 2^42 ms are 139 years; what lies farther is linked there and looked at again then.
+/// 2^42 ms are 139 years; later deadlines are linked there and linked anew then.
 const LEVELS: usize = 7;
 const HORIZON_TICKS: u64 = 1 << (LEVEL_BITS * LEVELS as u32);
 const NONE: u32 = u32::MAX;
@@ -33,7 +33,7 @@ pub struct Timer {
 enum State {
     /// Never waited for yet: only the deadline.
     Apart(Moment),
-    /// Its node, which knows the deadline, and whose wheel that belongs to.
+    /// The node, which holds the deadline, and the environment of its wheel.
     OnWheel(Rc<Environment>, Key),
 }
 
@@ -82,7 +82,7 @@ impl Timer {
         }
     }
 
-    /// Ready once the deadline has come, and from then on until it is set anew or cleared.
+    /// Ready once the deadline has passed, until it is set anew or cleared.
     pub fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let deadline = self.moment();
         if crate::now() >= deadline {
@@ -178,10 +178,10 @@ pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Outp
 }
 
 struct Node {
-    /// When to fire.
+    /// Time to fire.
     deadline: Moment,
-    /// Where it is linked: `level * SLOTS + slot`. The wheel looks at it when that slot begins, at or before the
-    /// deadline.
+    /// The list in which it is linked: `level * SLOTS + slot`. The wheel visits it when that slot begins, at or before
+    /// the deadline.
     head: Option<HeadIndex>,
     previous: u32,
     next: u32,
@@ -190,8 +190,8 @@ struct Node {
 
 type HeadIndex = u16;
 
-/// The wheel of one loop. Level n has 64 slots of 64^n ticks each; a node lies in the level of the highest digit in
-/// which its tick differs from the present one, so everything in level n comes before everything in level n+1.
+/// The wheel of one loop. Level n has 64 slots of 64^n ticks each; a node is in the level of the highest digit in which
+/// its tick differs from the current one, so everything in level n comes before everything in level n+1.
 pub(crate) struct Wheel {
     nodes: Slots<Node>,
     heads: [u32; SLOTS * LEVELS],
@@ -229,9 +229,9 @@ impl Wheel {
         let elapsed = self.elapsed;
         let node = self.node(key);
         let is_earlier = deadline < std::mem::replace(&mut node.deadline, deadline);
-        // Moved later: the node is looked at when its old time comes. Moved earlier: it must be linked anew. Not
-        // linked: the deadline was removed while somebody waits, or nobody does: then the waker has been taken and its
-        // task will poll again.
+        // Moved later: the node is visited at its old time. Moved earlier: it must be linked anew. Not linked: the
+        // deadline was removed while a task waits, or none waits: then the waker was taken and its task will poll
+        // again.
         match node.head {
             None if deadline != Moment::NEVER && node.waker.is_some() => self.link(key.index),
             Some(head) if is_earlier && due_tick(deadline) < begin_of(head, elapsed) => {
@@ -242,7 +242,7 @@ impl Wheel {
         }
     }
 
-    /// Links the node and has `waker` woken when it is due; returns a displaced waker, to be dropped outside of the
+    /// Links the node, to wake `waker` when it is due; returns the displaced waker, to be dropped outside of the
     /// borrow.
     fn arm(&mut self, key: Key, deadline: Moment, waker: &Waker) -> Option<Waker> {
         self.set(key, deadline);
@@ -266,7 +266,7 @@ impl Wheel {
         let node = self.nodes.at(index);
         let look = due_tick(node.deadline).clamp(elapsed + 1, elapsed + HORIZON_TICKS - 1);
         let digit = (63 - (elapsed ^ look).leading_zeros()) / LEVEL_BITS;
-        // Beyond the top level's present turn (once in 139 years of uptime): look at it when that turn ends.
+        // Beyond the current turn of the top level (once in 139 years of uptime): visit it when that turn ends.
         let (level, look) = match digit as usize {
             level if level < LEVELS => (level, look),
             _ => (LEVELS - 1, elapsed | (HORIZON_TICKS - 1)),
@@ -302,7 +302,7 @@ impl Wheel {
         self.linked -= 1;
     }
 
-    /// The head of the first occupied slot, and the tick at which that begins.
+    /// The first occupied list, and the tick at which its slot begins.
     fn first(&self) -> Option<(usize, u64)> {
         if self.linked == 0 {
             return None;
@@ -312,12 +312,13 @@ impl Wheel {
         Some((head, begin_of(head as HeadIndex, self.elapsed)))
     }
 
-    /// When the wheel has to be looked at next, in nanoseconds of the clock. Never late; early at most once per level.
+    /// Time at which the wheel has to be advanced next, in nanoseconds of the clock. Never late; early at most once per
+    /// level.
     pub fn next_look(&self) -> Option<u64> {
         self.first().map(|(_, tick)| tick * TICK_NANOS)
     }
 
-    /// Moves the wheel to `now` and puts the wakers of everything due into `woken`.
+    /// Advances the wheel to `now` and moves the wakers of all due timers to `woken`.
     pub fn advance(&mut self, now: Moment, woken: &mut Vec<Waker>) {
         let now_tick = now.as_nanos() / TICK_NANOS;
         while let Some((head, tick)) = self.first().filter(|&(_, tick)| tick <= now_tick) {
@@ -337,7 +338,7 @@ impl Wheel {
     }
 }
 
-/// The tick at which the slot of a head begins. Whatever is linked there lies in the present turn of its level.
+/// The tick at which the slot of a list begins. All its nodes are in the current turn of its level.
 fn begin_of(head: HeadIndex, elapsed: u64) -> u64 {
     let (level, slot) = (usize::from(head) / SLOTS, usize::from(head) % SLOTS);
     let shift = LEVEL_BITS * level as u32;
@@ -372,7 +373,7 @@ mod tests {
         Moment::from_nanos(ticks * TICK_NANOS)
     }
 
-    /// Runs the wheel from look to look and returns the tick at which each of `deadlines` fired.
+    /// Advances the wheel step by step and returns the tick at which each of `deadlines` fired.
     fn fired(start: u64, deadlines: &[u64]) -> Vec<u64> {
         let mut wheel = Wheel::new(ticks(start));
         let mut waiting = Vec::new();
@@ -466,7 +467,7 @@ mod tests {
         let mut wheel = Wheel::new(ticks(0));
         let key = wheel.insert();
         wheel.arm(key, ticks(5000), Waker::noop());
-        // Earlier, and yet after the wheel looks at it.
+        // Earlier, but after the time at which the wheel visits it.
         wheel.set(key, ticks(4200));
         assert_eq!(wheel.next_look(), Some(4096 * TICK_NANOS));
         let mut woken = Vec::new();

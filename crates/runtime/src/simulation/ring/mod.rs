@@ -1,13 +1,13 @@
-//! The kernel's side of an io_uring in a simulated world: it takes the entries that the driver makes, looks at the
-//! memory that they name when it comes to them, and completes them in the way of a kernel: late, in another order, in
-//! part, or not at all for want of buffers or memory.
+//! The kernel's side of an io_uring in a simulated world: it accepts the driver's entries, uses the memory that they
+//! name when it carries them out, and completes them like a kernel: late, in another order, in part, or not at all if
+//! there are no buffers or no memory.
 //!
-//! It keeps to what a kernel promises. What a multishot operation tells comes in order. An operation holds its socket,
-//! so a closed connection ends with the last of them. Sends that must not wait are carried out when they are taken. A
-//! call does a bounded part of what is due and says that there is more.
+//! It keeps the kernel's promises: completions of a multishot operation come in order; an operation holds its socket,
+//! so a closed connection ends with the last of them; sends that must not wait are carried out when they are accepted;
+//! a call does a bounded part of the due work and reports that there is more.
 //!
-//! It panics when the driver does what it must not: names a descriptor that is not open, or waits while nothing would
-//! tell of calls from other threads.
+//! It panics if the driver breaks its rules: names a descriptor that is not open, or waits without a doorbell for calls
+//! from other threads.
 
 mod operation;
 mod queues;
@@ -35,7 +35,7 @@ use crate::simulation::World;
 use crate::simulation::fate::Event;
 use crate::simulation::network::Named;
 
-/// How often an operation is not found at most.
+/// Limit of failed cancellations of an operation.
 const MISSES_MAX: u8 = 3;
 
 // Flags of operations (io_uring_enter(2)) and completions.
@@ -56,7 +56,7 @@ impl Kernel for SimulatedKernel {
 }
 
 impl SimulatedKernel {
-    /// A ring, which shows so many completions at once, and the calls beside it.
+    /// A ring that shows at most `completions_max` completions at once, and the socket calls beside it.
     pub fn ring(world: &Rc<World>, completions_max: u32) -> (SimulatedQueues, SimulatedSockets) {
         let ring = Rc::new(SimulatedRing {
             world: Rc::clone(world),
@@ -72,12 +72,12 @@ impl SimulatedKernel {
     }
 }
 
-/// How often what has gone wrong on a simulated ring.
+/// Counters of the faults of a simulated ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RingFaults {
-    /// Calls that have refused entries for want of memory (EAGAIN), all or some.
+    /// Calls that have refused all or some entries because there was no memory (EAGAIN).
     pub refused: u64,
-    /// Direct sends for which there was no memory (ENOBUFS, ENOMEM).
+    /// Direct sends that failed because there was no memory (ENOBUFS, ENOMEM).
     pub sends_refused: u64,
     /// Receives that found no buffer (ENOBUFS), by chance or because all were in use.
     pub buffers_missed: u64,
@@ -85,19 +85,19 @@ pub struct RingFaults {
     pub receives_ended: u64,
     /// Doorbells that ended.
     pub doorbells_ended: u64,
-    /// Cancellations that did not find what was there (ENOENT).
+    /// Cancellations that did not find their operation (ENOENT).
     pub cancellations_missed: u64,
     /// Operations that were cancelled (ECANCELED).
     pub cancelled: u64,
     /// Sends that ended short.
     pub sends_shortened: u64,
-    /// Fire-and-forget sends that a full socket did not take, or not to their end.
+    /// Fire-and-forget sends that a full socket did not take, or only in part.
     pub fire_and_forget_sends_failed: u64,
-    /// Operations that were come to late.
+    /// Operations that were carried out late.
     pub late: u64,
-    /// Polls that told of something that was not there.
+    /// Polls that reported an event that was not there.
     pub polls_in_vain: u64,
-    /// Calls that had more to do than they did.
+    /// Calls that left due work.
     pub calls_cut_short: u64,
     /// Calls with more completions than their queue holds.
     pub overflows: u64,
@@ -107,18 +107,18 @@ pub struct RingFaults {
     pub closed_in_use: u64,
 }
 
-/// What the queues and the calls of a world share.
+/// State shared by the queues and the socket calls of a world.
 pub(crate) struct SimulatedRing {
     pub world: Rc<World>,
-    /// In flight, by number.
+    /// Operations in flight, by number.
     operations: RefCell<BTreeMap<u64, Operation>>,
     begun: Cell<u64>,
     completions: RefCell<VecDeque<Completion>>,
-    /// So many fit their queue.
+    /// Number of completions that fit their queue.
     completions_max: usize,
-    /// Those that did not, and were not kept.
+    /// Number of completions that did not fit and were lost.
     lost: Cell<u32>,
-    /// Ends whose descriptor was closed while operations hold them. (The file keeps the inode from being used again.)
+    /// Ends whose descriptor was closed while operations hold them. (The open file keeps the inode from being reused.)
     held: RefCell<Vec<(Key, OwnedFd)>>,
     buffers: Cell<Option<Buffers>>,
 }
@@ -132,7 +132,7 @@ struct Buffers {
 
 impl Buffers {
     fn tail(self) -> u16 {
-        // SAFETY: the entries are there, by the promise of `register_buffers`.
+        // SAFETY: the entries exist, by the contract of `register_buffers`.
         let tail = unsafe { BufRingEntry::tail(self.entries.as_ptr()) };
         // SAFETY: it is shared with the driver, which writes it atomically.
         unsafe { AtomicU16::from_ptr(tail.cast_mut()) }.load(Ordering::Acquire)
@@ -151,18 +151,18 @@ struct Buffer {
     length: usize,
 }
 
-/// Memory that the driver has given to the kernel.
+/// Memory that the driver has lent to the kernel.
 ///
 /// # Safety
 ///
-/// It is there, and nobody else has a reference to it, for as long as the result is in use.
+/// It exists, and there are no other references to it, for as long as the result is in use.
 unsafe fn slice_at<'m>(address: u64, length: usize) -> &'m mut [u8] {
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts_mut(address as *mut u8, length) }
 }
 
 impl SimulatedRing {
-    /// Counts something that has gone wrong.
+    /// Counts a fault.
     fn count(&self, counter: impl FnOnce(&mut RingFaults) -> &mut u64) {
         let mut faults = self.world.ring_faults.get();
         *counter(&mut faults) += 1;
@@ -170,9 +170,9 @@ impl SimulatedRing {
     }
 
     fn complete(&self, completion: Completion) {
-        // Numbers of descriptors and slots are in the user data: as the seed has it, too.
+        // User data contains numbers of descriptors and slots, so the seed determines those too.
         self.world.fate.note("completes", completion.user_data, completion.result.unsigned_abs() as usize);
-        // What tells that it goes on is not lost: it ends instead.
+        // A completion after which the operation goes on is never lost.
         let is_last = completion.flags & MORE == 0;
         let does_not_fit = self.completions.borrow().len() >= self.completions_max;
         if is_last && does_not_fit && self.world.fate.strikes(|faults| faults.ring_losses) {
@@ -182,23 +182,23 @@ impl SimulatedRing {
         self.completions.borrow_mut().push_back(completion);
     }
 
-    /// Takes an entry, as the kernel does when it is submitted.
+    /// Accepts an entry, as the kernel does when it is submitted.
     fn submit(&self, entry: &squeue::Entry) {
         let entry = Entry::parse(entry);
         match entry.opcode {
             opcode::AsyncCancel::CODE => self.cancel(&entry),
             opcode::Close::CODE => {
                 self.target(entry.descriptor);
-                // SAFETY: the entry gives the descriptor to the kernel, which this is.
+                // SAFETY: the entry gives the descriptor to the kernel, which is simulated here.
                 self.close(unsafe { OwnedFd::from_raw_fd(entry.descriptor) });
             }
             _ => self.begin(&entry),
         }
     }
 
-    /// What a descriptor means now.
+    /// The current meaning of a descriptor.
     fn target(&self, descriptor: RawFd) -> Target {
-        // SAFETY: nobody closes it during this call; that it is open is looked at.
+        // SAFETY: it is not closed during this call; the next line checks that it is open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
         assert!(rustix::io::fcntl_getfd(descriptor).is_ok(), "an entry names a descriptor that is not open");
         match self.world.find_named(descriptor) {
@@ -212,7 +212,7 @@ impl SimulatedRing {
         let fate = &self.world.fate;
         let mut target = self.target(entry.descriptor);
         let is_whole = entry.operation_flags & libc::MSG_WAITALL as u32 != 0;
-        // SAFETY: the entry says that the bytes are there, by the promise of `push`.
+        // SAFETY: the bytes that the entry names exist, by the contract of `push`.
         let send = |bytes: Bytes| What::Send { bytes, hash: hash(&unsafe { bytes.gather() }), sent: 0, is_whole };
         let what = match entry.opcode {
             opcode::PollAdd::CODE => {
@@ -251,7 +251,7 @@ impl SimulatedRing {
             Target::Doorbell | Target::File(_) => {}
         }
         self.operations.borrow_mut().insert(number, operation);
-        // What can be sent leaves with the call that submits it, in most cases.
+        // In most cases a send leaves with the call that submits it.
         if matches!(what, What::Send { .. }) && !fate.strikes(|faults| faults.late_events) {
             return self.come_to(number);
         }
@@ -262,7 +262,7 @@ impl SimulatedRing {
         }
     }
 
-    /// Has an operation come to, sooner or later.
+    /// Plans the next step of an operation, sooner or later.
     fn plan(&self, number: u64) {
         let fate = &self.world.fate;
         let lateness = fate.lateness();
@@ -291,7 +291,7 @@ impl SimulatedRing {
         }
     }
 
-    /// Goes on with an operation, if it is still in flight.
+    /// Continues an operation, if it is still in flight.
     fn come_to(&self, number: u64) {
         let Some(mut operation) = self.operations.borrow_mut().remove(&number) else { return };
         let step = match operation.what {
@@ -317,7 +317,7 @@ impl SimulatedRing {
         }
     }
 
-    /// An operation is over.
+    /// Releases the target of an operation that has ended.
     fn let_go(&self, target: Target) {
         let mut network = self.world.network.borrow_mut();
         match target {
@@ -375,7 +375,7 @@ impl SimulatedRing {
         self.let_go(operation.target);
     }
 
-    /// What a socket has of these events (poll(2)), and of those that are told unasked.
+    /// The pending events of a socket among these (poll(2)), and those that are reported unasked.
     pub fn events(&self, end: Key, events: u32) -> u32 {
         let mut network = self.world.network.borrow_mut();
         let mut there = 0;
@@ -393,7 +393,7 @@ impl SimulatedRing {
             |there: u32| Step::Ends(Completion { user_data: operation.user_data, result: there as i32, flags: 0 });
         match operation.target {
             Target::Doorbell => {
-                // Nobody rings in a simulation, so that it was come to says that it ends.
+                // There are no rings of the bell in a simulation, so this step means that the poll ends.
                 self.count(|faults| &mut faults.doorbells_ended);
                 ends(libc::POLLIN as u32)
             }
@@ -428,7 +428,7 @@ impl SimulatedRing {
             self.count(|faults| &mut faults.buffers_missed);
             return ends(-libc::ENOBUFS);
         };
-        // SAFETY: the memory is there, and the kernel's until the buffer is given back.
+        // SAFETY: the memory exists, and belongs to the kernel until the buffer is returned.
         let memory = unsafe { slice_at(buffer.address, buffer.length.min(*length)) };
         let received = network.borrow_mut().receive(fate, end, memory);
         let count = match received {
@@ -452,19 +452,19 @@ impl SimulatedRing {
         Step::Tells(completion)
     }
 
-    /// The buffer that is taken next.
+    /// The next buffer to use.
     fn first_buffer(&self) -> Option<Buffer> {
         let buffers = self.buffers.get()?;
         if buffers.head == buffers.tail() {
             return None;
         }
         let index = usize::from(buffers.head & (buffers.count - 1));
-        // SAFETY: within the ring, by the mask; the driver does not touch what lies between head and tail.
+        // SAFETY: within the ring, by the mask; the driver does not touch entries between head and tail.
         let entry = unsafe { &*buffers.entries.as_ptr().add(index) };
         Some(Buffer { number: entry.bid(), address: entry.addr(), length: entry.len() as usize })
     }
 
-    /// How many buffers the driver has not given back.
+    /// Number of buffers that the driver has not returned.
     pub fn buffers_taken(&self) -> usize {
         let Some(buffers) = self.buffers.get() else { return 0 };
         usize::from(buffers.count - buffers.tail().wrapping_sub(buffers.head))
@@ -484,7 +484,7 @@ impl SimulatedRing {
         let user_data = operation.user_data;
         let ends = |result| Step::Ends(Completion { user_data, result, flags: 0 });
         let length = bytes.length();
-        // SAFETY: the driver keeps what it sends until the completion, by the promise of `push`.
+        // SAFETY: the driver keeps the bytes until the completion, by the contract of `push`.
         let all = unsafe { bytes.gather() };
         assert_eq!(hash(&all), *submitted, "bytes have changed while they were being sent");
         loop {
@@ -504,7 +504,7 @@ impl SimulatedRing {
         }
     }
 
-    /// Sends at most `max` of these bytes and says how many.
+    /// Sends at most `max` of these bytes and returns their number.
     pub fn send<'b>(&self, end: Key, chunks: impl Iterator<Item = &'b [u8]>, max: usize) -> Result<usize, Errno> {
         let World { fate, network, .. } = &*self.world;
         let mut network = network.borrow_mut();
@@ -519,11 +519,11 @@ impl SimulatedRing {
 
     fn step_of_read(&self, operation: &Operation, (address, length): (u64, usize), offset: u64) -> Step {
         let Target::File(file) = operation.target else { unreachable!("files are read") };
-        // SAFETY: the driver keeps the file open until the completion, by the promise of `push`.
+        // SAFETY: the driver keeps the file open until the completion, by the contract of `push`.
         let file = unsafe { BorrowedFd::borrow_raw(file) };
         let result = match self.world.read_to_send(file, offset, length) {
             Ok(bytes) => {
-                // SAFETY: the driver keeps the memory in place until the completion, by the promise of `push`.
+                // SAFETY: the driver keeps the memory in place until the completion, by the contract of `push`.
                 let into = unsafe { slice_at(address, length) };
                 into[..bytes.len()].copy_from_slice(&bytes);
                 bytes.len() as i32
@@ -533,7 +533,7 @@ impl SimulatedRing {
         Step::Ends(Completion { user_data: operation.user_data, result, flags: 0 })
     }
 
-    /// Something has happened to an end or a listener: who waits there is come to.
+    /// Continues the operations that wait for an end or a listener.
     fn tell(&self, target: Target) {
         let operations = self.operations.borrow();
         let waiting: Vec<u64> =

@@ -1,4 +1,4 @@
-//! An entry as the kernel reads it, and the operation that it becomes.
+//! An entry as the kernel reads it, and the resulting operation.
 
 use std::os::fd::RawFd;
 
@@ -19,7 +19,7 @@ pub(super) struct Operation {
 pub(super) enum Target {
     End(Key),
     Listener(Key),
-    /// A descriptor that is none of this world's: the loop's.
+    /// A descriptor that is not of this world: the loop's inbox.
     Doorbell,
     /// A file.
     File(RawFd),
@@ -30,14 +30,14 @@ pub(super) enum What {
     Poll {
         events: u32,
     },
-    /// `None` = one receive of so many bytes; otherwise how many are left until it ends.
+    /// `left`: `None` = a single receive; otherwise the bytes until the multishot receive ends.
     Receive {
         length: usize,
         left: Option<usize>,
     },
     Send {
         bytes: Bytes,
-        /// Of the bytes when they were submitted.
+        /// Hash of the bytes when they were submitted.
         hash: u64,
         sent: usize,
         is_whole: bool,
@@ -49,7 +49,7 @@ pub(super) enum What {
 }
 
 impl Operation {
-    /// What it tells when it is cancelled.
+    /// The completion after a cancellation.
     pub fn cancelled(&self) -> Completion {
         let result = match self.what {
             What::Send { sent: sent @ 1.., .. } => sent as i32,
@@ -59,23 +59,23 @@ impl Operation {
     }
 }
 
-/// What is to be sent, in the driver's memory.
+/// Bytes to send, in the driver's memory.
 #[derive(Clone, Copy)]
 pub(super) enum Bytes {
     Slice(u64, usize),
     Message(u64),
 }
 
-/// What becomes of an operation that was come to.
+/// The result of one step of an operation.
 pub(super) enum Step {
     /// It goes on waiting.
     Waits,
-    /// It tells something and goes on.
+    /// It completes something and goes on.
     Tells(Completion),
     Ends(Completion),
 }
 
-/// `struct io_uring_sqe`, as far as it is used.
+/// `struct io_uring_sqe`, the fields in use.
 pub(super) struct Entry {
     pub opcode: u8,
     pub flags: u8,
@@ -113,14 +113,14 @@ impl Bytes {
     pub fn length(self) -> usize {
         match self {
             Bytes::Slice(_, length) => length,
-            // SAFETY: as in `gather`, at the same moments.
+            // SAFETY: as in `gather`, at the same times.
             Bytes::Message(_) => unsafe { self.gather() }.len(),
         }
     }
 
     /// # Safety
     ///
-    /// The memory is there.
+    /// The memory exists.
     pub unsafe fn gather(self) -> Vec<u8> {
         // SAFETY: the caller's promise.
         let copy = |address: *const u8, length| unsafe { std::slice::from_raw_parts(address, length) }.to_vec();

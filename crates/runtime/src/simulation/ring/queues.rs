@@ -1,4 +1,4 @@
-//! The queues of a simulated ring: what of it the driver sees.
+//! The queues of a simulated ring, as the driver sees them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -15,27 +15,27 @@ use super::{Buffers, SimulatedRing};
 use crate::driver::io_uring::ring::{Completion, Queues};
 use crate::simulation::fate::Event;
 
-/// Operations that a call comes to at most, beside those that it takes; Linux has such a limit since 6.13.
+/// Limit of operations that a call continues, besides those that it accepts; Linux has such a limit since 6.13.
 const OPERATIONS_PER_CALL: u64 = 20;
 
-/// Entries that fit the submission queue.
+/// Capacity of the submission queue.
 const ENTRIES_MAX: usize = 64;
 
-/// Calls without a doorbell: it is wanted again when a turn ends, and a turn has some calls more.
+/// Limit of calls without a doorbell: it is armed again when a turn ends, and a turn has several calls.
 const CALLS_WITHOUT_DOORBELL_MAX: u32 = 64;
 
 /// The queues of a simulated ring.
 pub(crate) struct SimulatedQueues {
     ring: Rc<SimulatedRing>,
-    /// Not submitted yet.
+    /// Entries that were not submitted yet.
     entries: VecDeque<squeue::Entry>,
-    /// Completions that are in their queue; those behind did not fit.
+    /// Number of completions in their queue; later ones have overflowed.
     visible: usize,
-    /// So many of those that were lost were told of.
+    /// Number of lost completions that were reported.
     told_lost: u32,
-    /// The call before found no memory for all.
+    /// The previous call had no memory for all entries.
     is_memory_short: bool,
-    /// The last call had more to do.
+    /// The last call left due work.
     has_more: bool,
     calls_without_doorbell: u32,
 }
@@ -53,7 +53,7 @@ impl SimulatedQueues {
         }
     }
 
-    /// Takes what is queued, as far as there is memory for it.
+    /// Accepts the queued entries, as far as there is memory.
     fn submit(&mut self) -> io::Result<()> {
         let fate = &self.ring.world.fate;
         let queued = self.entries.len();
@@ -73,7 +73,7 @@ impl SimulatedQueues {
         if taken == 0 && queued > 0 { Err(Errno::AGAIN.into()) } else { Ok(()) }
     }
 
-    /// Makes happen what is due, some of it.
+    /// Handles some of the due events.
     fn make_happen(&mut self) {
         let fate = &self.ring.world.fate;
         let before = fate.planned();
@@ -103,11 +103,11 @@ impl SimulatedQueues {
         }
     }
 
-    /// Panics when the driver has had the chance to arm its doorbell and has not.
+    /// Panics if the driver had the chance to arm its doorbell and did not.
     fn look_for_doorbell(&mut self) {
         let has_doorbell = self.ring.operations.borrow().values().any(|operation| operation.target == Target::Doorbell);
         let is_refused = self.ring.world.fate.faults().ring_memory > 0;
-        // A loop that has failed hears nobody any more.
+        // A loop that has failed receives no calls any more.
         let is_excused = is_refused || std::thread::panicking();
         self.calls_without_doorbell = if has_doorbell || is_excused { 0 } else { self.calls_without_doorbell + 1 };
         assert!(self.calls_without_doorbell <= CALLS_WITHOUT_DOORBELL_MAX, "calls of other threads are never received");
@@ -141,7 +141,7 @@ impl Queues for SimulatedQueues {
         }
         self.ring.world.ring_buffers_taken.set(self.ring.buffers_taken());
         let length = self.ring.completions.borrow().len();
-        // What was just submitted may have begun something.
+        // The entries just submitted may have planned events.
         let can_go_on = length > 0 || submitted.is_err() || self.ring.world.fate.next_event().is_some();
         assert!(
             timeout.is_some() || can_go_on,
@@ -151,7 +151,7 @@ impl Queues for SimulatedQueues {
         if self.visible < length {
             self.ring.count(|faults| &mut faults.overflows);
         }
-        // Where something was submitted, or nobody waits, a later call tells.
+        // A later call reports lost completions if entries were submitted or the caller does not wait.
         if !has_queued && timeout != Some(Duration::ZERO) && self.told_lost != self.ring.lost.get() {
             self.told_lost = self.ring.lost.get();
             return Err(Errno::BADR.into());
@@ -187,7 +187,7 @@ impl Queues for SimulatedQueues {
 
     fn cancel_all(&mut self) -> io::Result<()> {
         let operations = std::mem::take(&mut *self.ring.operations.borrow_mut());
-        // Those that a disk is at are not found.
+        // A file read that has reached the disk is not found.
         let stays = |operation: &Operation| match operation.what {
             What::Read { .. } => true,
             What::Receive { .. } | What::Send { .. } => self.ring.world.fate.strikes(|faults| faults.ring_workers),
@@ -224,7 +224,7 @@ impl Queues for SimulatedQueues {
 
 impl Drop for SimulatedQueues {
     fn drop(&mut self) {
-        // The memory goes with the driver.
+        // The memory is freed with the driver.
         self.ring.buffers.set(None);
         self.ring.operations.borrow_mut().clear();
     }

@@ -1,5 +1,5 @@
-//! The calls that the ring's driver makes itself, on sockets of a simulated world: each is tried, and may say EAGAIN
-//! for once.
+//! The direct calls of the ring's driver on sockets of a simulated world: each is tried, and may return a spurious
+//! EAGAIN.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -23,7 +23,7 @@ use crate::socket::{ConnectError, ConnectOptions};
 
 pub(crate) struct SimulatedSockets {
     ring: Rc<SimulatedRing>,
-    /// The other driver of this world. It makes sockets, and has those for datagrams.
+    /// The other driver of this world, which creates sockets and owns datagram sockets.
     other: Simulated,
 }
 
@@ -45,12 +45,12 @@ impl SimulatedSockets {
         look(&mut self.ring.world.network.borrow_mut(), end)
     }
 
-    /// Whether a call says EAGAIN although it need not.
+    /// Whether a call returns a spurious EAGAIN.
     fn hesitates(&self) -> bool {
         self.ring.world.fate.strikes(|faults| faults.would_block)
     }
 
-    /// Sends the first of these bytes and says how many.
+    /// Sends bytes from the front and returns their number.
     fn send_bytes<'b>(&self, socket: BorrowedFd<'_>, chunks: impl Iterator<Item = &'b [u8]>) -> Result<usize, Errno> {
         if self.hesitates() {
             return Err(Errno::AGAIN);
@@ -159,7 +159,7 @@ impl Sockets for SimulatedSockets {
     }
 
     fn connect_result(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
-        // As the kernel: no error while it connects.
+        // Like the kernel: no error while it connects.
         self.with_end(socket, |network, end| network.poll_connected(end)).unwrap_or(Ok(()))
     }
 
@@ -168,7 +168,7 @@ impl Sockets for SimulatedSockets {
     }
 
     fn shutdown(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
-        // Nobody reads what the driver has given up.
+        // After the driver has given up nothing is read, so shutting down the write side is enough.
         self.shutdown_write(socket)
     }
 
@@ -190,7 +190,7 @@ impl Sockets for SimulatedSockets {
     }
 }
 
-/// The mask as the ring's poll takes it. (What rustix keeps it in differs with how it calls the kernel.)
+/// The event mask of a ring's poll. (rustix stores it in a type that depends on its backend.)
 fn mask_of(events: PollFlags) -> u32 {
     (i32::from(events.bits()) & 0xffff) as u32
 }
