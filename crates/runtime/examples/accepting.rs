@@ -1,12 +1,12 @@
-//! What a short connection costs: the drivers, and the ways in which the io_uring one can accept, beside each other.
+//! The cost of a short connection: compares the drivers, and the ways in which the io_uring driver can accept.
 //!
 //! ```text
 //!   cargo run --release -p gale-runtime --example accepting -- [ROUNDS] [CLIENTS] [CORE]
 //! ```
 //!
 //! A loop on core 0 accepts, answers one request and closes; one on core 1 (or CORE: with 0 there is always a queue)
-//! connects and asks, with so many connections at a time. All ways take turns; medians (and least) of the CPU time per
-//! connection are told, user and kernel together. It speaks no HTTP and judges nothing.
+//! keeps CLIENTS connections open at a time. All ways take turns; medians (and minima) of the CPU time per connection
+//! are printed, user and kernel together. There is no HTTP in it, and no verdict.
 
 mod common;
 

@@ -1,11 +1,11 @@
-//! What the ways cost by which a piece of a file that is in memory reaches a socket, and what looking for it costs.
+//! The cost of sending a piece of a file that is in memory, by each way, and of checking that it is.
 //!
 //! ```text
 //! cargo run --release -p gale-runtime --example delivery_cost [DIRECTORY]
 //! ```
 //!
-//! Over loopback TCP, to a thread that reads and throws away: both threads' processor time counts, because the kernel
-//! shifts work between sender and receiver. Ways take turns in every round; medians of the rounds are printed.
+//! Over loopback TCP, to a thread that discards what it reads. The processor time of both threads counts, because the
+//! kernel shifts work between sender and receiver. Ways take turns in every round; medians of the rounds are printed.
 
 use std::fs::FileTimes;
 use std::io::{IoSliceMut, Read};
@@ -21,7 +21,7 @@ use rustix::io::ReadWriteFlags;
 
 const ROUNDS: usize = 9;
 
-/// Sent by each way in each round.
+/// Bytes sent by each way in each round.
 const BYTES_PER_ROUND: usize = 64 << 20;
 
 const PIECES: [usize; 8] = [4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
@@ -34,7 +34,7 @@ fn main() -> std::io::Result<()> {
     let directory = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
     let path = directory.join(format!("gale-delivery-cost-{}", std::process::id()));
     std::fs::write(&path, vec![7; FILE_BYTES])?;
-    // No read of it writes its time of access, for which a thread would be needed.
+    // So that no read updates the access time, which would need a thread.
     let read_at = SystemTime::now() + Duration::from_secs(3600);
     std::fs::File::open(&path)?.set_times(FileTimes::new().set_accessed(read_at))?;
     let measured = EventLoop::new(LoopOptions::default()).and_then(|mut event_loop| event_loop.run(measure(&path)));
@@ -65,7 +65,7 @@ async fn measure(path: &std::path::Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The processor time for a MiB.
+/// Processor time per MiB.
 async fn timed(work: impl Future<Output = std::io::Result<()>>) -> std::io::Result<Duration> {
     let begun = processor_time();
     work.await?;
@@ -89,7 +89,7 @@ async fn sendfile(stream: &Stream, file: &File, piece: usize) -> std::io::Result
     for number in 0..BYTES_PER_ROUND / piece {
         let mut offset = (number * piece % FILE_BYTES) as u64;
         let end = offset + piece as u64;
-        // False for a while after this thread was held up by others.
+        // False for a while after other processes have delayed this thread.
         file.is_resident(offset, piece as u64)?;
         while offset < end {
             let begin = offset;
@@ -145,7 +145,7 @@ async fn looks(file: &File) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Of all threads.
+/// Processor time of all threads.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -1,10 +1,10 @@
-//! What it costs to hand a task that does nothing to a thread pool, and to get its result.
+//! The cost of an empty task in a thread pool, from submission to result.
 //!
 //! ```text
 //! cargo run --release -p gale-runtime --example pool_cost [epoll|io_uring]
 //! ```
 //!
-//! Not a judgement: figures depend on the machine and on what else it does. Medians of several rounds are printed.
+//! No verdict: figures depend on the machine and its other load. Medians of several rounds are printed.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -38,7 +38,7 @@ fn main() -> std::io::Result<()> {
 
 async fn measure() -> Result<(), PoolError> {
     let pool = ThreadPool::new("cost", 1, usize::MAX);
-    // One after the other: the way there, a thread that wakes, and the way back.
+    // One after the other: submission, wake-up of a thread, and delivery of the result.
     let (mut latencies, mut processor) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let used = processor_time();
@@ -58,7 +58,7 @@ async fn measure() -> Result<(), PoolError> {
         median(processor)
     );
 
-    // What the loop itself does for one: queue it, and later take the result.
+    // The loop's own part: queueing a task, and taking its result later.
     let submitting = (0..ROUNDS).map(|_| {
         let begin = Instant::now();
         let tasks: Vec<_> = (0..TASKS).map(|_| pool.run(|| ())).collect();
@@ -80,7 +80,7 @@ async fn measure() -> Result<(), PoolError> {
     Ok(())
 }
 
-/// Time and processor time of a task, in each round.
+/// Time and processor time of a task in each round.
 async fn rounds(pool: &ThreadPool, devices: u64) -> Vec<(Duration, Duration)> {
     let mut figures = Vec::new();
     for _ in 0..ROUNDS {
@@ -96,7 +96,7 @@ fn told(figures: Vec<(Duration, Duration)>) -> String {
     format!("{:?} each, processor time {:?}", median(elapsed), median(processor))
 }
 
-/// Two loops that hand over tasks at the same time, to the same pool or each to its own.
+/// Two loops that submit tasks at the same time, to one pool or each to its own.
 fn two_loops(driver: DriverChoice, pools: [ThreadPool; 2]) -> String {
     let barrier = Barrier::new(2);
     let mut figures = std::thread::scope(|scope| {
@@ -111,7 +111,7 @@ fn two_loops(driver: DriverChoice, pools: [ThreadPool; 2]) -> String {
                         let (begin, used) = (Instant::now(), processor_time());
                         together(&pool, 1).await;
                         barrier.wait();
-                        // Both have done so many.
+                        // Both have submitted this many.
                         let tasks = 2 * TASKS as u32;
                         figures.push((begin.elapsed() / tasks, (processor_time() - used) / tasks));
                     }
@@ -124,7 +124,7 @@ fn two_loops(driver: DriverChoice, pools: [ThreadPool; 2]) -> String {
     told(std::mem::take(&mut figures[0]))
 }
 
-/// 64 connections that hand over one task after the other.
+/// 64 connections that each submit one task after the other.
 async fn together(pool: &ThreadPool, devices: u64) {
     const CONNECTIONS: u64 = 64;
     let (left, waker) = (Rc::new(Cell::new(CONNECTIONS)), Rc::new(RefCell::new(None::<Waker>)));
@@ -151,7 +151,7 @@ fn median(mut values: Vec<Duration>) -> Duration {
     values[values.len() / 2]
 }
 
-/// Of all threads of this program.
+/// Processor time of all threads of this program.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -1,12 +1,12 @@
-//! The cost of a piece that a plain tunnel passes on: received and sent, or spliced.
+//! The cost of a piece in a plain tunnel: received and sent, or spliced.
 //!
 //! ```text
 //! cargo run --release -p gale-runtime --example splice_cost [epoll | io_uring]
 //! ```
 //!
-//! Over loopback TCP, from a thread that sends a piece to one that reads it all and then asks for the next. The kernel
-//! shifts work between sender and receiver, so the processor time of the whole process counts; the loop's own is beside
-//! it. Ways take turns in every round; medians of the rounds are printed.
+//! Over loopback TCP, from a thread that sends a piece to one that reads all of it and then asks for the next. The
+//! kernel shifts work between sender and receiver, so the processor time of the whole process counts; the loop's own is
+//! printed too. Ways take turns in every round; medians of the rounds are printed.
 
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
@@ -20,7 +20,7 @@ use rustix::time::{ClockId, clock_gettime};
 const ROUNDS: usize = 9;
 const PIECES: [usize; 7] = [4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20];
 
-/// What each way passes on in a round, and how many pieces at most.
+/// Bytes that each way moves in a round, and maximum of pieces.
 const BYTES_PER_ROUND: usize = 32 << 20;
 const PIECES_PER_ROUND_MAX: usize = 1000;
 
@@ -64,7 +64,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// The processor time for a piece, of the process and of the loop, in microseconds.
+/// Processor time per piece, of the process and of the loop, in microseconds.
 fn round(driver: DriverChoice, way: Way, piece: usize) -> io::Result<(f64, f64)> {
     let count = (BYTES_PER_ROUND / piece).min(PIECES_PER_ROUND_MAX);
     let ((mut source, entry), (exit, mut sink)) = (pair()?, pair()?);

@@ -1,14 +1,13 @@
-//! What it costs to wait for requests: the drivers, and the ways in which the io_uring one can receive, beside each
-//! other.
+//! The cost of waiting for requests: compares the drivers, and the ways in which the io_uring driver can receive.
 //!
 //! ```text
 //!   cargo run --release -p gale-runtime --example waiting -- cpu [ROUNDS] [CONNECTIONS]
 //!   cargo run --release -p gale-runtime --example waiting -- memory [CONNECTIONS]          as root
 //! ```
 //!
-//! `cpu`: a loop on core 0 answers, one on core 1 asks over kept-alive connections; all ways take turns, and the
-//! medians of the CPU time per request are told, user and kernel together. `memory`: what the kernel's slabs grow by
-//! when so many connections begin to wait, beyond the sockets themselves. It speaks no HTTP and judges nothing.
+//! `cpu`: a loop on core 0 answers, one on core 1 asks over keep-alive connections; all ways take turns, and medians of
+//! the CPU time per request are printed, user and kernel together. `memory`: growth of the kernel's slabs when
+//! CONNECTIONS connections begin to wait, without the sockets themselves. There is no HTTP in it, and no verdict.
 
 mod common;
 
@@ -156,7 +155,7 @@ fn compare_memory(connections: usize) {
         ("io_uring, poll", DriverChoice::IoUring, RingOptions { buffers: 0, ..default }),
     ];
     for (name, driver, ring) in ways {
-        // On a thread of its own, with a fresh ring: what one way leaves behind must not serve the next.
+        // On a thread of its own, with a fresh ring, so that no way reuses memory of the one before.
         let wait = move || wait_idly(LoopOptions { driver, ring, ..LoopOptions::default() }, connections);
         let grown = std::thread::spawn(wait).join().expect("the loop ran");
         let total: i64 = grown.iter().map(|(_, bytes)| bytes).sum();
@@ -168,7 +167,7 @@ fn compare_memory(connections: usize) {
     }
 }
 
-/// What the slabs grow by when connections begin to wait that have received something before.
+/// Growth of the slabs when connections that have received data before begin to wait.
 fn wait_idly(options: LoopOptions, connections: usize) -> Vec<(String, i64)> {
     let idle_after = options.ring.idle_after;
     EventLoop::new(options).expect("a loop").run(async {
@@ -194,7 +193,7 @@ fn wait_idly(options: LoopOptions, connections: usize) -> Vec<(String, i64)> {
     })
 }
 
-/// Bytes of live objects by slab, of those that waiting can need: others belong to the rest of the machine.
+/// Bytes of live objects by slab, of those that waiting may use: others belong to the rest of the machine.
 fn slabs() -> BTreeMap<String, i64> {
     let table = std::fs::read_to_string("/proc/slabinfo").expect("only root reads /proc/slabinfo");
     let row = |line: &str| {

@@ -13,7 +13,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// Upper bound of processor numbers: the size of the kernel's set.
 pub const PROCESSORS_MAX: usize = CpuSet::MAX_CPU;
 
-/// Whether some thread was bound.
+/// True if some thread was bound.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
 /// Numbers of the processors that the process may use, ascending.

@@ -40,7 +40,7 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Whether a task can run without waiting for an event.
+    /// True if a task can run without waiting for an event.
     pub fn has_work(&self) -> bool {
         self.executor.has_work() || self.budget.is_awaited()
     }

@@ -130,7 +130,7 @@ impl PathWatch {
         self.target
     }
 
-    /// Whether no event of a change was read. For unread ones, call [`nothing_unread`] before.
+    /// True if no event of a change was read. For unread ones, call [`nothing_unread`] before.
     #[inline]
     pub fn is_intact(&self) -> bool {
         !self.signal.has_changed.load(Ordering::Acquire)
@@ -147,7 +147,7 @@ impl Drop for PathWatch {
     }
 }
 
-/// Whether all events queued by the kernel were handled. A system call of about 0.1 µs; never blocks.
+/// True if all events queued by the kernel were handled. A system call of about 0.1 µs; never blocks.
 #[inline]
 pub fn nothing_unread() -> bool {
     let Some(Some(watcher)) = WATCHER.get() else { return false };
@@ -156,7 +156,7 @@ pub fn nothing_unread() -> bool {
     matches!(rustix::io::ioctl_fionread(&watcher.inotify), Ok(0)) && !watcher.is_at_work.load(Ordering::SeqCst)
 }
 
-/// Whether watches are possible: not in simulated worlds, nor if the kernel has refused.
+/// True if watches are possible: not in simulated worlds, nor if the kernel has refused.
 pub fn is_possible() -> bool {
     World::current().is_none() && Watcher::started().is_some()
 }
@@ -500,7 +500,7 @@ mod tests {
         }
     }
 
-    /// Whether a watch on `path` holds after `change`; the events may be with the thread, or still unread.
+    /// True if a watch on `path` holds after `change`; the events may be with the thread, or still unread.
     fn holds(tree: &Tree, path: &str, change: impl FnOnce(&Tree)) -> Option<bool> {
         // If other tests use the watcher, events of the tree's creation may still be unread, and would end the watch.
         hear_everything();

@@ -3,8 +3,8 @@
 //!
 //! It sleeps until a loop's timer expires in a turn that has become 5 to 10 ms old (`stall/turn_timer.rs`), and then
 //! looks every 5 ms until the turn has ended. A turn of 5 ms is suspect and its thread is sampled (procfs and its
-//! processor clock); one of 10 ms is a stall, is sampled again and filed. For this loops only store when a turn begins
-//! and what it runs, and set the timer.
+//! processor clock); one of 10 ms is a stall, is sampled again and filed. Loops only store the beginning and the code
+//! of a turn, and set the timer.
 //!
 //! While a loop stalls, the kernel still queues connections on sockets that only this loop accepts from (SO_REUSEPORT),
 //! and may have reported one on a shared socket to it alone. At every look another loop that listens on the same
@@ -57,7 +57,7 @@ pub struct Stall {
     pub kind: StallKind,
     /// Its length, so far if it goes on.
     pub duration: Duration,
-    /// Whether it has ended.
+    /// True if it has ended.
     pub is_over: bool,
     /// The code that ran: the type of the task, as Rust names it.
     pub at: &'static str,
@@ -159,7 +159,7 @@ pub fn start_watchdog() -> std::io::Result<()> {
 
 static STARTED: Mutex<bool> = Mutex::new(false);
 
-/// Whether the current turn of the loop with this number is a stall already, or the loop has ended.
+/// True if the current turn of the loop with this number is a stall already, or the loop has ended.
 pub(crate) fn is_stalled(index: usize) -> bool {
     inbox::of_loop(index).is_none_or(|inbox| {
         let began = inbox.turns.began();
@@ -299,7 +299,7 @@ impl WatchedLoop {
         WatchedLoop { inbox, suspect: None, was_beginning: false }
     }
 
-    /// Whether the next look must not wait for a timer.
+    /// True if the next look must not wait for a timer.
     fn must_look_again(&self) -> bool {
         self.suspect.is_some() || self.was_beginning
     }

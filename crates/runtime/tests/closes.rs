@@ -1,5 +1,5 @@
-//! Where files are closed: by a thread of the pool where that may wait, whoever lets go of the last one. A process of
-//! its own, for it has the default pool to itself.
+//! Closing files: a pool thread does it if it may wait, on whatever thread the last handle is dropped. A program of its
+//! own, because it needs the default pool for itself.
 
 mod common;
 

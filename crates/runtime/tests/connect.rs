@@ -1,4 +1,4 @@
-//! Connecting with options on the real kernel, what is told when one fails, and waiting without taking anything.
+//! Connecting with options on the real kernel, the errors of failed steps, and readiness without receiving.
 
 pub(crate) mod common;
 
@@ -55,7 +55,7 @@ fn connect_options_are_set_on_the_socket() {
         assert_eq!(peer.inet().unwrap().ip().to_string(), "127.0.0.2");
         let socket = stream.as_fd();
         assert!(sockopt::socket_keepalive(socket).unwrap());
-        // The kernel doubles them for its own needs.
+        // The kernel doubles the sizes for its own needs.
         assert_eq!(sockopt::socket_recv_buffer_size(socket).unwrap(), 128 * 1024);
         assert_eq!(sockopt::socket_send_buffer_size(socket).unwrap(), 64 * 1024);
         assert_eq!(int_option(&socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT), 1);
@@ -122,7 +122,7 @@ fn a_connection_over_a_unix_socket_is_made_at_once() {
 fn a_connection_within_the_machine_is_made_or_refused_at_once() {
     run(async {
         let (listener, address) = listener();
-        // A kernel that is busy may put it off.
+        // A busy kernel may defer it.
         let made = (0..100).find_map(|_| ConnectOptions::default().begin(&address).unwrap().made().ok());
         let client = made.expect("nothing is to be waited for");
         send(&client, b"hello").await;
@@ -148,7 +148,7 @@ fn a_connection_within_the_machine_is_made_or_refused_at_once() {
 fn connect_that_fails_says_which_step_did() {
     run(async {
         let (listener, address) = listener();
-        // An address of the documentation's, which no machine has.
+        // An address reserved for documentation, which no machine has.
         let foreign: SocketAddress = "192.0.2.1:0".parse::<std::net::SocketAddr>().unwrap().into();
         let options = ConnectOptions { local: Some(foreign), ..ConnectOptions::default() };
         let failed = options.connect(&address).await.unwrap_err();
@@ -194,7 +194,7 @@ fn connect_to_a_full_listener_times_out() {
         let address = listener.local_address().unwrap();
         let options = ConnectOptions { timeout: Some(Duration::from_millis(500)), ..ConnectOptions::default() };
         let mut streams = Vec::new();
-        // The queue has room for a few; then the kernel answers no more.
+        // The queue has room for a few; then the kernel does not answer any more.
         let failed = loop {
             match options.connect(&address).await {
                 Ok(stream) => streams.push(stream),
@@ -221,7 +221,7 @@ fn readable_is_told_of_bytes_and_end_and_takes_neither() {
                 }
                 assert_eq!(receive(&server, text.len()).await, text);
                 assert!(!is_readable_now(&server).await);
-                // With the ring, a receive that nobody waits for any more gets what comes next.
+                // With the ring, an abandoned receive gets the next data.
                 let mut input = Buffer::new();
                 assert!(poll_once(&mut Box::pin(server.recv(&mut input, 100))).await.is_pending());
                 turns(2).await;
@@ -259,7 +259,7 @@ fn writable_is_told_of_room() {
     });
 }
 
-/// Waits for both, by turns.
+/// Waits for both futures in turn.
 async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
     let (mut a, mut b) = (Box::pin(a), Box::pin(b));
     let (mut first, mut second) = (None, None);

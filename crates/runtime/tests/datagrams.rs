@@ -1,4 +1,4 @@
-//! Datagram sockets on the real kernel: whole datagrams, their senders, errors, and who is not heard.
+//! Datagram sockets on the real kernel: whole datagrams, their senders, errors, and senders that are ignored.
 
 pub(crate) mod common;
 
@@ -26,7 +26,7 @@ fn datagrams_arrive_whole_with_their_sender() {
     run(async {
         let server = Datagram::bind(&any_port()).unwrap();
         let client = Datagram::connect(&server.local_address().unwrap()).unwrap();
-        // Several at once, shorter than the buffer: none of them is the last because it is short.
+        // Several at once, shorter than the buffer: a short datagram is not taken for the last one.
         for text in [&b"one"[..], b"", b"three"] {
             client.send(text).unwrap();
         }
@@ -125,13 +125,13 @@ fn inet(address: &str) -> SocketAddress {
     SocketAddress::Inet(address.parse::<SocketAddr>().unwrap())
 }
 
-/// A socket at this address that tells all that it can.
+/// A socket at this address with all metadata turned on.
 fn telling(address: &str) -> std::io::Result<Datagram> {
     let options = DatagramOptions { local: Some(inet(address)), local_address: true, ecn: true, ..Default::default() };
     options.open()
 }
 
-/// This many datagrams, with what was told of them.
+/// This many datagrams with their metadata.
 async fn received_in_batches(socket: &Datagram, count: usize) -> Vec<(Received, Vec<u8>)> {
     let mut batch = ReceiveBatch::new(BATCH_MAX, 2048);
     let mut all = Vec::new();
@@ -184,7 +184,7 @@ fn a_wildcard_socket_answers_from_the_address_that_was_asked() {
             };
             let port = server.local_address().unwrap().inet().unwrap().port();
             let asked: IpAddr = asked.parse().unwrap();
-            // Hears nobody but whom it asks.
+            // Receives only from the address that it sends to.
             let client = match Datagram::connect(&SocketAddr::new(asked, port).into()) {
                 Ok(client) => client,
                 Err(error) if asked.is_ipv6() => {
@@ -288,7 +288,7 @@ fn neighbours_of_one_length_leave_in_one_piece_and_arrive_as_they_were() {
         let (address, other_address) = (server.local_address().unwrap(), other.local_address().unwrap());
         let client = Datagram::bind(&any_port()).unwrap();
         let sent = pattern(4000);
-        // The last one goes elsewhere, and one in the middle is empty.
+        // The last one has another destination, and one in the middle is empty.
         let lengths = [1000, 1000, 500, 0, 700, 700];
         let mut transmits = Vec::new();
         for length in lengths {
@@ -321,7 +321,7 @@ fn who_waits_for_room_to_send_is_told_when_there_is_some() {
         let client = Datagram::connect(&address).unwrap();
         poll_fn(|cx| client.poll_send_ready(cx)).await.unwrap();
         for _ in 0..3 {
-            // A Unix socket holds some datagrams and refuses the next one; what UDP has no room for is gone.
+            // A Unix socket holds some datagrams and refuses the next one; UDP drops those without room.
             let sent =
                 (0..10_000).find(|_| client.send(b"one").is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
             let sent = sent.expect("it is full at some time");

@@ -1,5 +1,4 @@
-//! Accepting and reading when the process has no descriptors left. A program of its own, because the limit is the
-//! process's.
+//! Accepting and reading without free descriptors. A program of its own, because the limit applies to the process.
 
 mod common;
 
@@ -14,7 +13,7 @@ use common::*;
 use gale_runtime::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// There is one limit.
+/// The limit applies to all tests of the program, so they run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -42,7 +41,7 @@ fn accept_tells_of_exhaustion_waits_without_spinning_and_recovers() {
     });
 }
 
-/// That needs a descriptor of its own.
+/// `O_DIRECT` needs a descriptor of its own.
 #[test]
 fn what_cannot_be_read_past_the_page_cache_just_now_is_read_through_it() {
     const PIECE: usize = 65536;

@@ -1,8 +1,7 @@
-//! Futures of stream operations dropped in every state: before and after the operation was submitted, when it has
-//! completed and nobody was told, in the middle of the data. What follows finds everything in order, or everything let
-//! go.
+//! Futures of stream operations dropped in every state: before and after the operation was submitted, between its
+//! completion and the report of it, in the middle of the data. Afterwards everything is in order, or released.
 //!
-//! Under AddressSanitizer this shows besides that nobody touches what was freed (CONTRIBUTING.md has the command).
+//! Under AddressSanitizer it also verifies that freed memory is not used (CONTRIBUTING.md has the command).
 
 pub(crate) mod common;
 
@@ -18,23 +17,23 @@ use std::time::Duration;
 use common::*;
 use gale_runtime::*;
 
-/// Turns between the first poll, the peer's part, and the drop: more than any operation takes.
+/// Turns between the first poll, the peer's action, and the drop: more than any operation takes.
 const TURNS_MAX: u32 = 3;
 
-/// What becomes of the stream after the future is dropped.
+/// Fate of the stream after the future was dropped.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Then {
     GoOn,
-    /// Turns between the drop and the close.
+    /// Closed this many turns after the drop.
     Close(u32),
     Move,
-    /// Another stream gets the slot at once.
+    /// Closed, and another stream gets its slot at once.
     Replace,
 }
 
 const THENS: [Then; 5] = [Then::GoOn, Then::Close(0), Then::Close(2), Then::Move, Then::Replace];
 
-/// Every combination, each on a fresh connection of one loop.
+/// Runs every combination, each on a fresh connection of one loop.
 fn for_each_state(mut case: impl AsyncFnMut(u32, u32, Then)) {
     event_loop(simulated_time()).run(async {
         for before in 0..=TURNS_MAX {
@@ -50,7 +49,7 @@ fn for_each_state(mut case: impl AsyncFnMut(u32, u32, Then)) {
     });
 }
 
-/// A stream on which a receive has waited, so that io_uring queues its sends, and its peer.
+/// A stream on which a receive has waited, so that io_uring queues its sends, with its peer.
 async fn connection() -> (Stream, UnixStream) {
     let (near, mut peer) = UnixStream::pair().unwrap();
     rustix::net::sockopt::set_socket_send_buffer_size(near.as_fd(), 4096).unwrap();
@@ -66,16 +65,16 @@ async fn connection() -> (Stream, UnixStream) {
     (stream, peer)
 }
 
-/// All that comes until the end, and how long it waits for that at most.
+/// Everything received until the end of the stream; fails if that does not come.
 async fn receive_all(stream: &Stream) -> Vec<u8> {
     let mut input = Buffer::new();
-    // Virtual time passes only when nothing moves any more.
+    // Virtual time passes only when nothing else can happen.
     let everything = async { while stream.recv(&mut input, 5000).await.unwrap() > 0 {} };
     timeout(Duration::from_secs(1), everything).await.expect("the stream has no end");
     input.readable().to_vec()
 }
 
-/// All that the peer can read until the end.
+/// Everything that the peer can read until the end.
 async fn read_all(peer: &mut UnixStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..10_000 {
@@ -88,7 +87,7 @@ async fn read_all(peer: &mut UnixStream) -> Vec<u8> {
     panic!("no end after {} bytes", bytes.len());
 }
 
-/// What the peer can read in one call, where there is something.
+/// Reads what one call of the peer returns, if there is data.
 fn read_piece(peer: &mut UnixStream, max: usize, read: &mut Vec<u8>) {
     let mut piece = vec![0; max];
     if let Ok(count) = peer.read(&mut piece) {
@@ -96,7 +95,7 @@ fn read_piece(peer: &mut UnixStream, max: usize, read: &mut Vec<u8>) {
     }
 }
 
-/// Sends all that waits, to a peer that makes room for it.
+/// Sends everything queued, to a peer that keeps reading.
 async fn send_to_reader(stream: &Stream, out: &mut Output, peer: &mut UnixStream, read: &mut Vec<u8>) {
     let mut sending = Box::pin(stream.send_all(out));
     while poll_once(&mut sending).await.is_pending() {
@@ -105,7 +104,7 @@ async fn send_to_reader(stream: &Stream, out: &mut Output, peer: &mut UnixStream
     }
 }
 
-/// Whether a connection that took the place of another works as a fresh one.
+/// Checks that a connection that replaced another works like a fresh one.
 async fn assert_fresh(stream: Stream, mut peer: UnixStream) {
     peer.write_all(b"mine alone").unwrap();
     peer.shutdown(std::net::Shutdown::Write).unwrap();
@@ -121,7 +120,7 @@ fn fresh() -> (Stream, UnixStream) {
     (Stream::from_fd(near.into()).unwrap(), peer)
 }
 
-/// What becomes of the stream: it and its peer, where that goes on; otherwise it has ended as it should.
+/// Carries out `then`: returns the stream and its peer if they go on; otherwise checks that the stream has ended.
 async fn go_on(stream: Stream, peer: UnixStream, then: Then) -> Option<(Stream, UnixStream)> {
     match then {
         Then::GoOn => return Some((stream, peer)),
@@ -185,7 +184,7 @@ fn a_large_receive_dropped_in_any_state_loses_nothing() {
     for_each_state(async |before, after, then| dropped_receive(10_000, before, after, then).await);
 }
 
-/// Leases, shared and static bytes, in all `length` bytes of the pattern.
+/// Leases, shared and static bytes: together `length` bytes of the pattern.
 fn output(length: usize) -> Output {
     let bytes = pattern(length);
     let mut output = Output::new();
@@ -217,14 +216,14 @@ async fn dropped_send(length: usize, before: u32, after: u32, then: Then) {
             assert!(read == [&sent[..], b"tail"].concat(), "{before} {after}: {} of {length}", read.len());
             return;
         }
-        // With data on its way it is refused, and then the connection is closed.
+        // With a send in flight it is refused, and the connection is closed.
         Then::Move => match stream.detach() {
             Ok(detached) => drop(detached.attach()),
             Err(error) => assert_eq!(error.kind(), ErrorKind::ResourceBusy),
         },
         Then::Close(delay) => {
             if delay > 0 {
-                // The bytes go before the stream does.
+                // The bytes are dropped before the stream.
                 drop(std::mem::take(&mut out));
             }
             turns(delay).await;
@@ -237,7 +236,7 @@ async fn dropped_send(length: usize, before: u32, after: u32, then: Then) {
         }
     }
     drop(out);
-    // What gets the memory next is not sent in its place.
+    // Bytes that reuse the memory must not be sent in its place.
     let next: Vec<u8> = sent.iter().map(|byte| !byte).collect();
     let _next: Vec<(Lease, Vec<u8>)> =
         (0..4).map(|_| (Lease::copy_of(&next[..length / 3]).unwrap(), next[length / 3..].to_vec())).collect();
@@ -260,8 +259,8 @@ fn a_large_send_dropped_in_any_state_keeps_order_and_memory() {
     for_each_state(async |before, after, then| dropped_send(300_000, before, after, then).await);
 }
 
-/// A short answer into a socket with room for it, for some of it, or for nothing, and what becomes of the stream then.
-/// No future is dropped: what counts as sent has to arrive without one.
+/// Sends a short response into a socket with room for all, for some or for none of it, and then carries out `then`. No
+/// future is dropped: bytes that count as sent have to arrive without one.
 async fn left_answer(room: Room, before: u32, after: u32, then: Then) {
     let (stream, mut peer) = connection().await;
     let mut sent = match room {
@@ -289,7 +288,7 @@ async fn left_answer(room: Room, before: u32, after: u32, then: Then) {
             send_to_reader(&stream, &mut out, &mut peer, &mut read).await;
             drop(stream);
         }
-        // What has not left cannot come along, and then the connection is closed.
+        // Unsent bytes cannot move with the stream, so the connection is closed then.
         Then::Move => match stream.detach() {
             Ok(detached) => drop(detached.attach()),
             Err(error) => {
@@ -311,7 +310,7 @@ async fn left_answer(room: Room, before: u32, after: u32, then: Then) {
     assert!(read == sent, "{room:?} {before} {after} {then:?}: {} of {} bytes", read.len(), sent.len());
 }
 
-/// How much a socket takes.
+/// Room in a socket.
 #[derive(Clone, Copy, Debug)]
 enum Room {
     Enough,
@@ -319,7 +318,8 @@ enum Room {
     None,
 }
 
-/// Writes past the driver until the socket takes no more, or some thousand bytes less than that; returns what it was.
+/// Writes without the driver until the socket is full, or has about a thousand bytes of room; returns the written
+/// bytes.
 fn fill(stream: &Stream, room: usize) -> Vec<u8> {
     let mut filled = Vec::new();
     for length in if room == 0 { &[1000, 1][..] } else { &[1000] } {
@@ -449,7 +449,7 @@ fn a_close_in_any_state_of_other_operations_is_seen_at_once() {
                 }
                 turns(before).await;
                 drop(stream);
-                // In the turn that closes, the next socket may get the descriptor.
+                // In the turn that closes, the next socket may get the same descriptor.
                 let (next, other) = fresh();
                 turns(1).await;
                 let mut rest = Vec::new();
@@ -490,7 +490,7 @@ fn a_loop_that_ends_in_any_state_of_its_operations_lets_go_of_them() {
             });
             assert_eq!(leased_bytes(), leased);
             for peer in &mut peers {
-                // Everything is over, at once; with a reset where something was not read.
+                // Everything ends at once, with a reset if data was unread.
                 match peer.read_to_end(&mut Vec::new()) {
                     Ok(_) => {}
                     Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "turn {turn} {is_data_there}"),

@@ -54,7 +54,7 @@ fn twenty_thousand_timers_fire_each_at_its_time() {
         let fired = Rc::new(Cell::new(0));
         for number in 0..20_000u64 {
             let fired = Rc::clone(&fired);
-            // Spread over 3 hours, in no order.
+            // Spread over 3 hours, out of order.
             let delay = Duration::from_millis(number.wrapping_mul(7919) % 10_800_000);
             spawn(async move {
                 sleep(delay).await;
@@ -269,7 +269,7 @@ fn no_call_from_many_threads_is_lost() {
                             finished.lock().unwrap().take().unwrap().wake();
                         }
                     });
-                    // A full inbox is told, not hidden: try again with the same work.
+                    // A full inbox is an error: try again with the same call.
                     loop {
                         let again = Arc::new(Mutex::new(Some(call)));
                         let work = Arc::clone(&again);
@@ -455,7 +455,7 @@ fn one_loop_at_a_time_has_the_accept_mutex() {
     assert!(first.run(async { mutex.release() && !mutex.is_held() }));
     assert!(second.run(async { mutex.try_take() }));
     assert!(first.run(async { !mutex.try_take() }));
-    // Who has ended does not keep it.
+    // A loop that has ended does not keep it.
     drop(second);
     assert!(first.run(async { mutex.try_take() }));
 }
@@ -515,7 +515,7 @@ fn tasks_that_compute_much_take_turns_within_a_bounded_share() {
                 })
             })
             .collect();
-        // A task that leaves the line holds nobody up.
+        // A task that leaves the line delays no other.
         yield_now().await;
         abort(computing[4]);
         while task_count() > 1 {
@@ -547,7 +547,7 @@ fn a_task_that_wants_little_goes_before_those_in_line() {
         spawn(async move {
             compute(40).await;
             quiet.borrow_mut().push(100);
-            // Together with what it has had in this poll, it is not little any more.
+            // Together with the work before in this poll, it is not small any more.
             compute(40).await;
             quiet.borrow_mut().push(101);
         });
@@ -578,7 +578,7 @@ fn tasks_that_begin_much_take_turns() {
         }
         let order = order.borrow();
         assert_eq!((order.len(), &order[..2]), (2 * EACH, &[0, 1][..]), "each begins one thing at once");
-        // A quantum is 125 µs: two of them at most, as long as the other one wants something, too.
+        // A quantum is 125 µs: at most two in a row, as long as the other task has work too.
         let is_over =
             |end: usize| (0..2).any(|number| order[..end].iter().filter(|&&own| own == number).count() == EACH);
         let both = (0..=order.len()).find(|&end| is_over(end)).expect("both have ended");
@@ -623,7 +623,7 @@ fn tasks_that_always_want_little_do_not_starve_those_in_line() {
 
 #[test]
 fn in_line_the_waker_of_a_future_within_the_task_is_woken() {
-    /// Polls its future only when the waker that this was given has been woken.
+    /// Polls its future only when the waker that it passes to the future was woken.
     struct Inner<F>(Pin<Box<F>>, Arc<Flag>);
 
     #[derive(Default)]

@@ -1,4 +1,4 @@
-//! Files: opening, looking at and reading, errors, what must not block.
+//! Files: opening, inspecting and reading, errors, and calls that must not block.
 
 mod common;
 
@@ -63,7 +63,7 @@ fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
     });
 }
 
-/// Whether some reads of this file write its time of access, and not all.
+/// True if some reads of this file update its access time, but not all (`relatime`).
 fn is_relatime(path: &Path) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     let mount = rustix::fs::statvfs(path).unwrap();
@@ -83,7 +83,7 @@ fn the_read_that_writes_the_time_of_access_is_the_pools_and_no_other() {
     if !is_relatime(&path) {
         return;
     }
-    // Read last when the epoch began, and changed before the tick in which it will be read.
+    // Accessed at the epoch, and changed before the tick in which it will be read.
     let make_due = || {
         set_accessed(&path, SystemTime::UNIX_EPOCH);
         let changed =
@@ -101,14 +101,14 @@ fn the_read_that_writes_the_time_of_access_is_the_pools_and_no_other() {
         };
         assert_eq!((read().await, read().await), (1, 1), "the first writes");
         assert!(std::fs::metadata(&path).unwrap().accessed().unwrap() > SystemTime::UNIX_EPOCH);
-        // What is open knows, too.
+        // Open files notice it too.
         make_due();
         let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
         assert!(file.try_read_at(0, 100).unwrap().is_none() && !file.is_resident(0, 9).unwrap());
         assert_eq!(&file.read_at_in(&pool, 0, 2).await.unwrap()[..], b"in");
         assert_eq!(&file.try_read_at(3, 6).unwrap().expect("written by then")[..], b"memory");
         assert_eq!(pool.counters().completed, 2);
-        // A pool without room is no reason to wait for the file system on the loop.
+        // A full pool is no reason to wait for the file system on the loop.
         make_due();
         let full = ThreadPool::new("full", 1, 0);
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
@@ -152,7 +152,7 @@ fn a_file_that_changes_while_it_is_open_is_left_to_the_pool() {
 fn where_reads_cannot_be_refused_only_files_in_memory_are_read_on_the_loop() {
     run(async {
         let pool = ThreadPool::new("test", 1, 10);
-        // A file of procfs is not read from the page cache, so like one of overlayfs it cannot be tried.
+        // A file of procfs is not read from the page cache, so, like one of overlayfs, a read of it cannot be tried.
         let file = files::open_blocking(Path::new("/proc/self/stat"), OpenFlags::READ).unwrap();
         assert!(file.try_read_at(0, 100).unwrap().is_none());
         assert!(!file.read_at_in(&pool, 0, 100).await.unwrap().is_empty());
@@ -212,7 +212,7 @@ fn errors_are_those_of_the_kernel_wherever_they_come_from() {
     run(async {
         let missing = files::open(&directory.path("missing"), OpenFlags::READ).await.unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
-        // Once more, now that the kernel remembers that there is nothing.
+        // Once more, now that the kernel has cached that the file is missing.
         let missing = files::stat(&directory.path("missing")).await.unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
         let below = files::stat(&path.join("below")).await.unwrap_err();
@@ -267,7 +267,7 @@ fn a_file_that_another_process_leases_is_opened_when_the_lease_is_returned() {
     let path = directory.file("file", b"leased");
     let holder = std::fs::File::options().write(true).open(&path).unwrap();
     LEASED.store(holder.as_raw_fd(), Ordering::Relaxed);
-    // SAFETY: the handler calls only what a handler may, and the descriptor is open.
+    // SAFETY: the handler calls only async-signal-safe functions, and the descriptor is open.
     let leased = unsafe {
         libc::signal(libc::SIGIO, return_lease as *const () as libc::sighandler_t);
         libc::fcntl(holder.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
@@ -275,7 +275,7 @@ fn a_file_that_another_process_leases_is_opened_when_the_lease_is_returned() {
     if !leased {
         return skip("no leases on this file system");
     }
-    // As in the pool. (On the loop the first attempt is refused and has the lease returned.)
+    // As in the pool. (On the loop the first attempt is refused and makes the kernel request the lease.)
     let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
     let mut content = [0; 6];
     file.read_blocking(0, &mut content).unwrap();
@@ -344,7 +344,7 @@ fn a_short_sendfile_leaves_the_socket_known_to_be_full() {
         let (server, _client) = tcp_pair().await;
         let file = files::open(&path, OpenFlags::READ).await.unwrap();
         let mut offset = 0;
-        // Nobody receives. A call that only asks whether there is room would end this without a result.
+        // Nothing is received. A call that only asks for room would end this without a result.
         loop {
             let sent = poll_once(&mut pin!(server.sendfile(&file, &mut offset, ASKED))).await;
             let Poll::Ready(sent) = sent else { panic!("a send that found no room came first") };
@@ -369,7 +369,7 @@ fn sendfile_of_a_file_that_was_cut_off_comes_to_its_end() {
             let (length, path) = (Rc::clone(&length), path.clone());
             async move {
                 let mut offset = 0;
-                // The socket has been full, so that the kernel tells of room only when it is full again.
+                // The socket has been full, so the kernel reports room only after it is full again.
                 while offset < 3 << 20 {
                     server.sendfile(&file, &mut offset, 100_000).await.unwrap();
                 }

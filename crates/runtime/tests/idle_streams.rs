@@ -27,7 +27,7 @@ fn pair() -> (Stream, TcpStream) {
     (Stream::from_fd(stream.into()).unwrap(), peer)
 }
 
-/// Asks the peer and hears its answer.
+/// Sends a question, lets the peer answer, and receives the answer.
 async fn ask(stream: &Stream, peer: &mut TcpStream) {
     send(stream, b"question").await;
     let mut question = [0; 8];
@@ -65,7 +65,7 @@ fn a_stream_is_taken_while_the_loop_that_parked_it_is_stuck_and_after_its_end() 
             for _ in 0..2 {
                 let (stream, mut peer) = pair();
                 ask(&stream, &mut peer).await;
-                // With the ring, a receive is in flight that nobody waits for any more.
+                // With the ring, an abandoned receive is in flight.
                 let mut input = Buffer::new();
                 assert!(poll_once(&mut Box::pin(stream.recv(&mut input, 100))).await.is_pending());
                 turns(2).await;
@@ -73,7 +73,7 @@ fn a_stream_is_taken_while_the_loop_that_parked_it_is_stuck_and_after_its_end() 
                 peers.push(peer);
             }
             sender.send(peers).unwrap();
-            // A turn without an end.
+            // A turn that does not end.
             released.recv().unwrap();
         });
     });
@@ -85,7 +85,7 @@ fn a_stream_is_taken_while_the_loop_that_parked_it_is_stuck_and_after_its_end() 
             ask(&stream, peer).await;
         });
     };
-    // The one that was parked last comes first.
+    // The stream that was parked last is taken first.
     take_one(&mut peers[1]);
     release.send(()).unwrap();
     owner.join().unwrap();
@@ -181,7 +181,7 @@ fn loops_that_park_and_take_at_once_never_share_a_stream() {
     const LOOPS: usize = 3;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = SocketAddress::Inet(listener.local_addr().unwrap());
-    // Sends back what it gets, and ends some connections where they are idle.
+    // Echoes what it receives, and closes some idle connections.
     thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
@@ -221,10 +221,10 @@ fn loops_that_park_and_take_at_once_never_share_a_stream() {
                         }
                         match asked {
                             Ok(()) => assert_eq!(input.readable(), question, "an answer to somebody else"),
-                            // The server has ended it at the moment when it was taken.
+                            // The server has closed the connection at the moment when it was taken.
                             Err(error) => assert!(!is_fresh, "{error}"),
                         }
-                        // The other loops find it, or this one does.
+                        // The other loops take it, or this one does.
                         for _ in 0..worker {
                             yield_now().await;
                         }

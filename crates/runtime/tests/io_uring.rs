@@ -1,4 +1,4 @@
-//! The tests of every other program here once more, on io_uring, and then with what older kernels have of it.
+//! Repeats the tests of the other programs on io_uring, and then with the features of older kernels.
 #![allow(clippy::duplicate_mod, reason = "each of the files brings what the tests share")]
 
 use gale_runtime::DriverChoice;

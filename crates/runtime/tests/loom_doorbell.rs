@@ -1,11 +1,10 @@
-//! The protocol of the inbox, tried in every order of events that the memory model allows.
+//! The protocol of the doorbell, checked in every order of events that the memory model allows.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p gale-runtime --test loom_doorbell --release --target-dir target/loom
 //! ```
 //!
-//! Bounded by what loom can go through: two senders, three messages. Protocols that are wrong show that it finds what
-//! it is to find.
+//! Limited to what loom can explore: two senders, three messages. Tests with wrong protocols show that errors are found.
 #![cfg(loom)]
 
 #[path = "../src/inbox/doorbell.rs"]
@@ -18,7 +17,7 @@ use loom::thread::{self, JoinHandle};
 
 use doorbell::Doorbell;
 
-/// What the protocol of the doorbell can be replaced with.
+/// A doorbell protocol, right or wrong.
 trait Protocol: Send + Sync + 'static {
     fn new() -> Self;
     fn announce(&self) -> bool;
@@ -45,7 +44,7 @@ impl Protocol for Doorbell {
     }
 }
 
-/// The inbox: a queue, the protocol, and what stands for the eventfd.
+/// An inbox: a queue, the protocol, and a stand-in for the eventfd.
 struct Inbox<P> {
     queue: Mutex<Vec<u32>>,
     protocol: P,
@@ -60,8 +59,8 @@ impl<P: Protocol> Inbox<P> {
         }
     }
 
-    /// As a loop does: what is there, then sleep. A loop that sleeps is one that comes to this point a little later;
-    /// only when there is nobody left who could ring does it matter that nobody has.
+    /// Receives like a loop: takes the messages, then sleeps. A sleeping loop is modelled as one that comes back a
+    /// little later; only when no sender is left does it matter whether the bell has rung.
     fn receive(&self, count: usize, mut senders: Vec<JoinHandle<()>>) -> Vec<u32> {
         let mut received = Vec::new();
         loop {
@@ -84,8 +83,8 @@ impl<P: Protocol> Inbox<P> {
     }
 }
 
-/// One sender for each list of messages. Without a bound, every order of events is tried; with one, those in which the
-/// threads take turns so many times.
+/// Runs one sender for each list of messages. Without `turns_max` every order of events is tried; with it, those with
+/// that many preemptions.
 fn check<P: Protocol>(messages: &'static [&'static [u32]], turns_max: Option<usize>) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = turns_max;
@@ -118,7 +117,7 @@ fn nor_is_one_who_comes_while_the_loop_wakes_for_another() {
     check::<Doorbell>(&[&[1, 2], &[3]], Some(3));
 }
 
-/// Looks for messages before it says that it sleeps, and not after.
+/// Wrong: looks for messages before it sets `sleeping`, and not after.
 struct LooksTooEarly(Doorbell);
 
 impl Protocol for LooksTooEarly {
@@ -147,7 +146,7 @@ fn a_loop_that_looks_too_early_is_found() {
     check::<LooksTooEarly>(&[&[1]], None);
 }
 
-/// Says that it sleeps without learning who was there before.
+/// Wrong: sets `sleeping` without reading its previous value.
 struct OnlyStores {
     pending: AtomicBool,
     sleeping: AtomicBool,
@@ -183,7 +182,7 @@ fn a_loop_that_only_stores_is_found() {
     check::<OnlyStores>(&[&[1]], None);
 }
 
-/// Wakes without learning who came meanwhile and did not ring because somebody else had.
+/// Wrong: wakes without reading the flag, and so without seeing a sender that did not ring because another one had.
 struct WakesBlindly {
     pending: AtomicBool,
     sleeping: AtomicBool,

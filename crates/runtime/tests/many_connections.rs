@@ -1,4 +1,4 @@
-//! Ten thousand half-finished requests beside fast clients: nothing is lost, nobody hangs. A program of its own,
+//! Ten thousand half-finished requests beside fast clients: no bytes are lost, no client hangs. A program of its own,
 //! because it takes nearly all descriptors that a process may have.
 
 mod common;
@@ -36,7 +36,7 @@ async fn serve_lines(stream: Stream) {
     }
 }
 
-/// A peer that is served.
+/// The peer of a connection that is served.
 fn client() -> UnixStream {
     let (near, peer) = UnixStream::pair().unwrap();
     peer.set_nonblocking(true).unwrap();
@@ -95,7 +95,7 @@ fn half_finished_requests_hold_up_nobody_and_are_finished_later() {
             yield_now().await;
         }
         assert!(leased_bytes() >= count * 1024, "all of them wait for the rest");
-        // They are slow enough to be waited for in the cheapest way.
+        // Slow enough to be waited for in the cheapest way.
         sleep(Duration::from_secs(10)).await;
         turns(20).await;
         for peer in &mut slow {

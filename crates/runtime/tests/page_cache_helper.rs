@@ -1,4 +1,4 @@
-//! The page cache helper, in a process of its own, and the loops that ask it.
+//! The page cache helper in a process of its own, and loops that ask it.
 
 use std::future::poll_fn;
 use std::io::Write;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use gale_runtime::{CachedRead, EventLoop, File, LoopOptions, ReadHow, ThreadPool, file_counters, files};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-/// Set in the process that answers.
+/// Set in the helper's process.
 const ROLE: &str = "GALE_TEST_ANSWERS";
 
 #[path = "../../../tests/shared/skips.rs"]
@@ -64,7 +64,7 @@ impl Drop for Helper {
     }
 }
 
-/// A file in memory whose reads write no time of access.
+/// A file in memory whose reads do not update its access time.
 fn file_in_memory() -> File {
     let path = std::env::temp_dir().join(format!("gale-helper-{}", std::process::id()));
     let mut file = std::fs::File::create(&path).unwrap();
@@ -76,14 +76,14 @@ fn file_in_memory() -> File {
     File::from_std(file).unwrap()
 }
 
-/// Whether a file that has just been written can be read without waiting: not on every file system.
+/// True if a file that was just written can be read without waiting: not on every file system.
 fn can_be_told() -> bool {
     EventLoop::new(LoopOptions::default())
         .unwrap()
         .run(async { matches!(file_in_memory().look(0, 4096).unwrap(), CachedRead::Found(_)) })
 }
 
-/// Reads 64 KiB of which nothing is known to this process, while the device is busy.
+/// Reads 64 KiB with unknown state, while the device is busy.
 fn read_unlooked(offset: u64) -> bool {
     EventLoop::new(LoopOptions::default()).unwrap().run(async {
         let file = file_in_memory();
@@ -103,7 +103,7 @@ fn read_unlooked(offset: u64) -> bool {
         let piece = file.begin_read(&other, offset, 1 << 16, how).unwrap().await.unwrap();
         assert!(piece.len() == (1 << 16) && piece.iter().all(|&byte| byte == b'x'));
         let after = file_counters();
-        // A thread may have read what was in memory, where the page has gone or the answer came too late.
+        // A thread may have read it if the page was evicted or the answer was late.
         let was_told = after.resident_answers > before.resident_answers && other.counters().completed == 0;
         drop((reads, hold));
         task.await.unwrap();
@@ -116,7 +116,7 @@ fn helper_says_what_is_in_memory() {
     wait_for_answer(5000);
 }
 
-/// The helper says that it has begun, which this process may hear later; and an answer may come too late.
+/// Waits until answers arrive: the helper's announcement may be late, and so may answers.
 fn wait_for_answer(offset: u64) {
     let end = Instant::now() + Duration::from_secs(60);
     while !read_unlooked(offset) {

@@ -1,4 +1,4 @@
-//! The reporter of panics is foreign code too. It belongs to the process, so this test is a program of its own.
+//! The reporter of panics is foreign code too. There is one per process, so this test is a program of its own.
 
 mod common;
 

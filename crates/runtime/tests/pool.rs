@@ -1,4 +1,4 @@
-//! Thread pools: bounds, results, devices, panics, cancelling, stopping.
+//! Thread pools: limits, results, devices, panics, cancellation, stopping.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use gale_runtime::*;
 
-/// A task that runs until the sender is dropped, and tells when it has begun.
+/// A task that runs until the sender is dropped; returns when it has begun.
 fn block(pool: &ThreadPool) -> (PoolTask<()>, mpsc::Sender<()>) {
     let (sender, receiver) = mpsc::channel::<()>();
     let (begun, has_begun) = mpsc::channel();
@@ -36,11 +36,11 @@ fn a_result_comes_back_to_the_loop() {
     });
 }
 
-/// The signals that the calling thread has blocked: a new thread has those of the thread that started it.
+/// The signals that the calling thread has blocked: a new thread inherits those of the thread that started it.
 fn blocked_signals() -> libc::sigset_t {
-    // SAFETY: a set of signals is made of numbers.
+    // SAFETY: a signal set consists of numbers, for which zeros are valid.
     let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: it only asks, and writes to the set.
+    // SAFETY: the call only writes to the set.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut signals) };
     signals
 }
@@ -52,7 +52,7 @@ fn is_urgent_data_blocked() -> bool {
 
 fn block_urgent_data() {
     let mut signals = blocked_signals();
-    // SAFETY: the set is valid, and of signals that nobody here waits for.
+    // SAFETY: the set is valid, and the tests do not use this signal.
     unsafe {
         libc::sigaddset(&raw mut signals, libc::SIGURG);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const signals, std::ptr::null_mut());
@@ -64,7 +64,7 @@ fn a_loop_starts_no_thread_beside_others() {
     run(async {
         let pool = ThreadPool::new("test", 2, 10);
         let (running, release) = block(&pool);
-        // On this thread alone.
+        // Blocked on this thread alone.
         block_urgent_data();
         assert!(is_urgent_data_blocked());
         assert_eq!(pool.run(is_urgent_data_blocked).await, Ok(false), "started by this thread");
@@ -97,7 +97,7 @@ fn a_task_that_nobody_wants_any_more_does_not_begin_and_leaves_the_count_at_once
     });
 }
 
-/// Tells on which thread it is dropped.
+/// Reports the thread on which it is dropped.
 struct Tells(mpsc::Sender<std::thread::ThreadId>);
 
 impl Drop for Tells {
@@ -113,7 +113,7 @@ fn what_nobody_wants_is_dropped_by_a_thread_of_the_pool() {
         let (sender, dropped) = mpsc::channel();
         let tells = || Tells(sender.clone());
         let thread = pool.run(|| std::thread::current().id()).await.unwrap();
-        // What a task has captured that never begins.
+        // Values captured by a task that never begins.
         let (running, release) = block(&pool);
         let captured = tells();
         drop(pool.run(move || drop(captured)));
@@ -121,7 +121,7 @@ fn what_nobody_wants_is_dropped_by_a_thread_of_the_pool() {
         drop(release);
         running.await.unwrap();
         assert_eq!(dropped.recv(), Ok(thread));
-        // A result that comes too late.
+        // A result that is ready too late.
         let (begun, has_begun) = mpsc::channel();
         let (late, result) = (mpsc::channel::<()>(), tells());
         let task = pool.run(move || {
@@ -133,13 +133,13 @@ fn what_nobody_wants_is_dropped_by_a_thread_of_the_pool() {
         drop(task);
         drop(late.0);
         assert_eq!(dropped.recv(), Ok(thread));
-        // One that is there and was not taken.
+        // A result that is ready and was not taken.
         let result = tells();
         let task = pool.run(move || result);
         pool.run(|| ()).await.unwrap();
         drop(task);
         assert_eq!(dropped.recv(), Ok(thread));
-        // Also in a pool that ends, as long as it has a thread.
+        // Also in a pool that is ending, as long as it has a thread.
         let ending = ThreadPool::new("ending", 2, 10);
         let (running, release) = block(&ending);
         let result = tells();
@@ -150,7 +150,7 @@ fn what_nobody_wants_is_dropped_by_a_thread_of_the_pool() {
         drop(release);
         running.await.unwrap();
         assert_ne!(dropped.recv(), Ok(std::thread::current().id()));
-        // And whatever is handed over for it, even to a full pool.
+        // And values to dispose of, even in a full pool.
         let pool = ThreadPool::new("full", 1, 0);
         let (running, release) = block(&pool);
         assert!(pool.run(|| ()).await.is_err());
@@ -162,7 +162,7 @@ fn what_nobody_wants_is_dropped_by_a_thread_of_the_pool() {
     });
 }
 
-/// As the last handle of a large file is, which the kernel deletes then.
+/// Like the last handle of a large unlinked file, which the kernel deletes on close.
 struct SlowToDrop {
     dropping: mpsc::Sender<()>,
     gate: mpsc::Receiver<()>,
@@ -244,7 +244,7 @@ fn without_a_queue_as_many_run_as_there_are_threads() {
         assert_eq!(error.to_string(), "thread pool \"none\" queue overflow: 0 tasks waiting");
         drop(first_release);
         first.await.unwrap();
-        // Who has the result finds the thread free.
+        // A task with its result finds the thread free.
         for number in 0..100 {
             assert_eq!(pool.run(move || number).await, Ok(number));
         }
@@ -261,7 +261,7 @@ fn a_panic_is_a_result() {
         assert_eq!(pool.run(|| panic!("in the pool")).await, Err::<(), _>(PoolError::Panicked));
         assert!(panic_count() > before);
         assert_eq!(pool.run(|| "alive").await, Ok("alive"));
-        // Nobody is there to see this one.
+        // This panic has no waiter.
         pool.detach(Device::NONE, || panic!("unseen")).unwrap();
         assert_eq!(pool.run(|| "alive").await, Ok("alive"));
         let counters = pool.counters();
@@ -299,7 +299,7 @@ fn a_device_that_hangs_with_every_thread_does_not_hold_up_the_others() {
             assert_eq!(pool.run_for(WORKS, move || number).await, Ok(number));
             assert_eq!(pool.run(move || number).await, Ok(number));
         }
-        // Two at a time: the half that belongs to the others.
+        // Two at a time: the half that belongs to the other devices.
         let (others, others_release) = hang(&pool, WORKS, 2);
         let third = pool.run(|| "third");
         assert_eq!((pool.counters().threads, pool.counters().running, pool.counters().waiting), (6, 6, 2));
@@ -414,7 +414,7 @@ fn a_pool_is_found_by_its_name_as_long_as_somebody_has_it() {
     assert_eq!(limits(&found), (3, 30));
     found.resize(5, 50);
     assert_eq!(limits(&pool), (5, 50));
-    // Held by a task that hangs, an old one does not stand in the way of its successor.
+    // An old pool held by a task that hangs does not stand in the way of its successor.
     let (begun, has_begun) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
     let task = move || {
@@ -480,7 +480,7 @@ fn virtual_time_stands_still_while_a_pool_works() {
             assert_eq!(result, Ok(Ok(())));
         }
         assert_eq!(now(), begin);
-        // And goes on although nobody waits for the result.
+        // And it goes on although the result was dropped.
         let (task, release) = block(&pool);
         drop(task);
         drop(release);

@@ -1,4 +1,5 @@
-//! Reads of pieces that are not in memory: done once for all who want them, given up with the last, fair to what is.
+//! Reads of pieces that are not in memory: shared by all that want them, cancelled with the last one, fair to the
+//! others.
 
 mod common;
 
@@ -12,13 +13,13 @@ use std::task::Poll;
 use common::*;
 use gale_runtime::*;
 
-/// Tests follow each other here: what one asks of the device is part of what another one sees.
+/// Makes tests run one after the other: the reads of one test change the condition of the device for another.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A pool of one thread that is busy until the gate is dropped, so that what is asked of it waits.
+/// A pool of one thread that is busy until the gate is dropped, so that tasks wait.
 fn busy_pool() -> (ThreadPool, PoolTask<()>, mpsc::Sender<()>) {
     let pool = ThreadPool::new("test", 1, 10);
     let (gate, opened) = mpsc::channel::<()>();
@@ -41,7 +42,7 @@ fn a_hundred_who_want_the_same_piece_cause_one_read() {
     let directory = Directory::new();
     let content = pattern(300_000);
     run(async {
-        // As many open files as there are readers: it is the same file all the same.
+        // As many open files as there are readers: it is the same file nevertheless.
         let path = directory.file("file", &content);
         let files: Vec<File> = (0..100).map(|_| files::open_blocking(&path, OpenFlags::READ).unwrap()).collect();
         let same = open(&directory, "same", &content);
@@ -95,7 +96,7 @@ fn loops_share_reads_and_each_has_its_own_account() {
     let second = read_on_a_loop(Some(gate));
     first.join().unwrap();
     second.join().unwrap();
-    // The one that kept the thread busy may not have been counted yet.
+    // The task that kept the thread busy may not have been counted yet.
     assert!(pool.counters().completed <= 2);
 }
 
@@ -180,7 +181,7 @@ fn pieces_that_the_ring_reads_are_the_same() {
                 assert!(piece[..] == content[begin..end], "{direct:?} {offset} {length}");
             }
         }
-        // Given up while they are in flight; what comes after is right all the same.
+        // Cancelled while they are in flight; later reads are right nevertheless.
         for number in 0..50 {
             let mut read =
                 file.begin_read(&pool, number * 4096, 4096, ReadHow { by_ring: true, ..ReadHow::default() }).unwrap();
@@ -221,7 +222,7 @@ fn a_read_dropped_in_any_state_and_a_loop_that_ends_in_any_disturb_nobody() {
                     turns(turn).await;
                     drop(read);
                 }
-                // These are left to the loop, which ends: tasks that wait, at most some turns long.
+                // The loop, which ends, drops these: tasks that wait at most some turns.
                 for number in 0..20 {
                     let read = begin(number, 50_000);
                     spawn(async move { assert!(read.await.is_ok()) });
@@ -244,11 +245,11 @@ fn what_was_found_in_memory_is_known_by_every_open_file() {
     let _alone = alone();
     let directory = Directory::new();
     run(async {
-        // Until the device no longer counts as busy because of other tests, whose time may be the machine's.
+        // Until the device does not count as busy because of other tests any more; their clock may be the machine's.
         sleep(std::time::Duration::from_secs(300_000_000)).await;
         let path = directory.file_read_before("file", &pattern(1 << 20));
         let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
-        // Not everywhere a page that has just been written can be had without waiting.
+        // Not every file system lets a page that was just written be read without waiting.
         let CachedRead::Found(found) = file.look(0, 65_536).unwrap() else {
             return skip("reads cannot be tried here");
         };
@@ -262,7 +263,7 @@ fn what_was_found_in_memory_is_known_by_every_open_file() {
     });
 }
 
-/// Reads that wait in a pool, all of the same file and of different pieces.
+/// Reads that wait in a pool, of different pieces of one file.
 async fn waiting_reads(file: &File, pool: &ThreadPool) -> Vec<PieceRead> {
     let mut reads = Vec::new();
     for number in 0..4 {
@@ -285,7 +286,7 @@ fn file_of_this_user_is_read_on_the_loop_while_its_device_is_busy() {
         let (pool, task, gate) = busy_pool();
         let waiting = waiting_reads(&open(&directory, "cold", &pattern(9000)), &pool).await;
         assert!(matches!(known.look(0, 9000).unwrap(), CachedRead::Found(_)));
-        // The kernel tells the owner of a file what is in memory, since Linux 6.5. Without that a thread reads.
+        // Since Linux 6.5 the kernel tells a file's owner what is in memory. Before, a thread reads.
         match unknown.look(0, 9000).unwrap() {
             CachedRead::Found(found) => assert_eq!(found.len(), 9000),
             CachedRead::NotInMemory => panic!("it has just been written"),

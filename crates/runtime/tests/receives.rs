@@ -1,4 +1,4 @@
-//! Receives on the ring: multishot ones and what ends them, buffers that run out, polls in place of idle receives.
+//! Receives on the ring: multishot receives and their ends, lack of buffers, polls in place of idle receives.
 
 mod common;
 
@@ -12,14 +12,14 @@ use std::time::Duration;
 use common::*;
 use gale_runtime::*;
 
-/// What one multishot receive gets at most.
+/// Limit of one multishot receive.
 const MULTISHOT_BYTES: usize = 16 * 1024;
 
 fn with_ring(ring: RingOptions) -> LoopOptions {
     LoopOptions { ring, ..simulated_time() }
 }
 
-/// A stream that has received something before, and its peer.
+/// A stream that has received data before, and its peer.
 async fn kept_alive() -> (Stream, UnixStream) {
     let (near, mut peer) = UnixStream::pair().unwrap();
     let stream = Stream::from_fd(near.into()).unwrap();
@@ -28,14 +28,14 @@ async fn kept_alive() -> (Stream, UnixStream) {
     (stream, peer)
 }
 
-/// Has a receive of the stream armed, which nobody waits for afterwards.
+/// Arms a receive on the stream and abandons it.
 async fn arm(stream: &Stream) {
     let mut input = Buffer::new();
     assert!(poll_once(&mut Box::pin(stream.recv(&mut input, 1000))).await.is_pending());
     turns(2).await;
 }
 
-/// How many receives are submitted for a hundred requests of a connection.
+/// Number of receives submitted for a hundred requests of a connection.
 async fn receives_per_hundred() -> u64 {
     let (server, client) = tcp_pair().await;
     let answering = async move {
@@ -49,7 +49,7 @@ async fn receives_per_hundred() -> u64 {
     let before = ring_counters();
     for _ in 0..100 {
         send(&client, b"question").await;
-        // The client's own receives are larger than a buffer of the ring: polls.
+        // The client's own receives are larger than a buffer of the ring, so they are polls.
         let mut input = Buffer::new();
         while input.len() < 8 {
             assert_ne!(client.recv(&mut input, 10_000).await.unwrap(), 0);
@@ -111,7 +111,7 @@ fn what_nobody_reads_is_bounded_and_nothing_of_it_is_lost() {
             let sending = spawn(async move {
                 client.send_all(&mut output).await.unwrap();
             });
-            // Virtual time passes only when nothing moves any more.
+            // Virtual time passes only when nothing else can happen.
             sleep(Duration::from_secs(1)).await;
             let bound = if kernel_has(6, 17) { MULTISHOT_BYTES } else { 1 << 20 };
             assert!(leased_bytes() <= bound, "{} bytes wait", leased_bytes());
@@ -215,7 +215,7 @@ fn idle_connections_wait_by_a_poll_and_come_back() {
         sleep(Duration::from_secs(1)).await;
         assert_eq!(ring_counters().idle, 0);
         let before = ring_counters();
-        // A period of two seconds; and a few turns, as so many at once are looked at.
+        // A period of two seconds, and a few turns, as each visits a limited number of slots.
         sleep(Duration::from_secs(4)).await;
         turns(10).await;
         assert_eq!(ring_counters().idle, 3000);
@@ -332,7 +332,7 @@ fn an_error_comes_after_what_was_received_before_it() {
 
 #[test]
 fn slots_and_descriptors_are_used_again_while_old_receives_still_tell() {
-    // Completions that are taken one by one are the stalest.
+    // Completions taken one by one are the stalest.
     for (multishot, events_max) in [(true, 1), (true, 2), (true, 3), (true, 512), (false, 1), (false, 512)] {
         let ring = RingOptions { buffers: 4, multishot, ..RingOptions::default() };
         event_loop(LoopOptions { events_max, ..with_ring(ring) }).run(async {
@@ -341,10 +341,10 @@ fn slots_and_descriptors_are_used_again_while_old_receives_still_tell() {
                 let mut input = Buffer::new();
                 assert!(poll_once(&mut Box::pin(old.recv(&mut input, 1000))).await.is_pending());
                 turns(round as u32 % 3).await;
-                // Several buffers full.
+                // Several full buffers.
                 old_peer.write_all(&[9; 10_000][..2_500 * (round % 5)]).unwrap();
                 turns(round as u32 % 2).await;
-                // The slot and the descriptor's number are the next to be taken.
+                // The slot and the number of the descriptor are the next to be reused.
                 drop(old);
                 let (new, mut new_peer) = kept_alive().await;
                 let mut receiving = Box::pin(new.recv(&mut input, 1000));
@@ -357,7 +357,7 @@ fn slots_and_descriptors_are_used_again_while_old_receives_still_tell() {
                 drop(new_peer);
                 assert_eq!(new.recv(&mut input, 1000).await.unwrap(), 0);
             }
-            // All buffers were given back.
+            // All buffers were returned.
             let mut pairs = Vec::new();
             for _ in 0..4 {
                 pairs.push(kept_alive().await);

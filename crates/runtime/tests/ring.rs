@@ -1,4 +1,5 @@
-//! What only io_uring has: set-up that may be refused, small queues and buffers, operations that outlive their stream.
+//! Features of io_uring alone: set-up that may be refused, small queues and buffers, operations that outlive their
+//! stream.
 
 mod common;
 
@@ -14,13 +15,13 @@ use std::time::Duration;
 use common::*;
 use gale_runtime::*;
 
-/// Whether this kernel has io_uring; tests of its details mean nothing without.
+/// True if this kernel has io_uring; tests of its details need it.
 fn is_there() -> bool {
     event_loop(simulated_time()).driver_name() == "io_uring"
 }
 
-/// Whether what is sent goes by the ring: short answers fire-and-forget, also into a full socket, and others queued.
-/// (That takes provided buffers.) On a thread of its own, because tests ask for it within their loops.
+/// True if sends use the ring: short responses fire-and-forget, even into a full socket, and others queued. (That needs
+/// provided buffers.) On a thread of its own, because tests call it within their loops.
 fn sends_on_ring() -> bool {
     let ask = || {
         event_loop(simulated_time()).run(async {
@@ -42,7 +43,7 @@ fn with_ring(ring: RingOptions) -> LoopOptions {
     options
 }
 
-/// Makes the stream one that uses the ring: a receive has waited and got something.
+/// Makes the stream use the ring: a receive waits and gets data.
 async fn warm_up(stream: &Stream, peer: &Stream) {
     let mut received = Box::pin(receive(stream, 4));
     assert!(poll_once(&mut received).await.is_pending());
@@ -80,7 +81,7 @@ fn who_asks_for_the_best_gets_a_modern_ring_or_epoll_and_the_reason() {
     }
 }
 
-/// Many clients at once, each with several rounds of question and answer.
+/// Serves many clients at once, each with several rounds of question and answer.
 async fn serve_many(clients: u32, rounds: u32) {
     let options = AcceptOptions { batch: MULTI_ACCEPT_BATCH, ..AcceptOptions::default() };
     let listener = Listener::bind(&any_port(), 1024, options).unwrap();
@@ -157,7 +158,7 @@ fn sixteen_buffers_serve_two_hundred_clients_at_once() {
     });
 }
 
-/// Writes past the stream's driver, so that all of it happens within one turn.
+/// Writes without the driver, so that everything happens within one turn.
 fn send_now(stream: &Stream, bytes: &[u8]) {
     assert_eq!(rustix::io::write(stream, bytes).unwrap(), bytes.len());
 }
@@ -211,7 +212,7 @@ fn a_full_submission_queue_does_not_stop_cancellation() {
                     let mut input = Buffer::new();
                     assert!(poll_once(&mut Box::pin(server.recv(&mut input, 1000))).await.is_pending());
                     assert!(poll_once(&mut Box::pin(server.peer_closed())).await.is_pending());
-                    // More than the socket takes: it has to wait for room.
+                    // More than the socket takes, so it has to wait for room.
                     let mut output = Output::new();
                     output.push(Bytes::from(vec![7; 1 << 20]));
                     assert!(poll_once(&mut Box::pin(server.send_all(&mut output))).await.is_pending());
@@ -219,12 +220,12 @@ fn a_full_submission_queue_does_not_stop_cancellation() {
                 }
                 turns(delay).await;
                 let (servers, clients): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
-                // A hundred and fifty cancellations, in one turn.
+                // A hundred and fifty cancellations in one turn.
                 drop(servers);
                 turns(2).await;
                 for mut client in clients {
                     client.set_nonblocking(true).unwrap();
-                    // All that was sent, and then the end.
+                    // All sent data, and then the end.
                     client.read_to_end(&mut Vec::new()).unwrap();
                 }
                 let (server, client) = unix_pair();
@@ -343,8 +344,8 @@ fn a_send_that_goes_on_after_its_stream_has_gone_sends_its_own_bytes() {
     if !sends_on_ring() {
         return;
     }
-    // So short a queue is submitted while streams are being closed: the kernel goes on with sends of whose end it hears
-    // later.
+    // So short a queue is submitted while streams are being closed: the kernel continues sends whose completion it
+    // reports later.
     let ring = RingOptions { submissions: 1, ..RingOptions::default() };
     event_loop(with_ring(ring)).run(async {
         let leased = leased_bytes();
@@ -364,7 +365,7 @@ fn a_send_that_goes_on_after_its_stream_has_gone_sends_its_own_bytes() {
         drop(streams);
         assert_eq!(leased_bytes() - leased, held, "the kernel may read it still");
         let next: Vec<Lease> = (0..100).map(|_| Lease::copy_of(&[b'x'; 900]).unwrap()).collect();
-        // There is room now. Older kernels go on with the sends in the middle of this.
+        // There is room now. Older kernels continue the sends in the middle of this.
         let mut sent: Vec<u8> = peers.iter().flat_map(|(client, filled)| read_now(client).split_off(*filled)).collect();
         turns(2).await;
         sent.extend(peers.iter().flat_map(|(client, _)| read_now(client)));
@@ -375,7 +376,7 @@ fn a_send_that_goes_on_after_its_stream_has_gone_sends_its_own_bytes() {
     });
 }
 
-/// What is there to be read, past the driver.
+/// Reads the available data, without the driver.
 fn read_now(stream: &Stream) -> Vec<u8> {
     let mut bytes = vec![0; 1 << 20];
     let mut length = 0;
@@ -408,7 +409,7 @@ fn fire_and_forget_answers_leave_in_order_however_they_are_followed() {
         for closes in [false, true] {
             let (server, client) = tcp_pair().await;
             warm_up(&server, &client).await;
-            // Two fire-and-forget sends in a row, then what is queued, then the end of the stream.
+            // Two fire-and-forget sends in a row, then a queued one, then the end of the stream.
             assert_eq!(server.try_send_copy(b"one ", false).unwrap(), 4);
             assert_eq!(server.try_send_copy(b"two ", false).unwrap(), 4);
             if closes {
@@ -426,7 +427,7 @@ fn fire_and_forget_answers_leave_in_order_however_they_are_followed() {
     });
 }
 
-/// As several chunks, of which the first is on lease.
+/// Several chunks, of which the first is a lease.
 fn chunks_of(bytes: &[u8]) -> Output {
     let mut output = Output::new();
     let (first, rest) = bytes.split_at(bytes.len() / 3);
@@ -449,7 +450,7 @@ fn fire_and_forget_chunks_are_kept_until_the_turn_ends_and_leave_in_order() {
             assert!(output.is_empty());
             assert_eq!(leased_bytes() > leased, sends, "round {round}");
             if round == 1 {
-                // Something behind it in the same turn.
+                // More data behind it in the same turn.
                 let mut more = Output::new();
                 more.push(b"more");
                 server.send_all(&mut more).await.unwrap();
@@ -457,7 +458,7 @@ fn fire_and_forget_chunks_are_kept_until_the_turn_ends_and_leave_in_order() {
             yield_now().await;
             assert_eq!(leased_bytes(), leased, "round {round}");
         }
-        // Too much for that is left to whoever sends it.
+        // If it is too large for that, the caller has to send it.
         if sends {
             let mut large = chunks_of(&[0; 33 * 1024]);
             assert_eq!((server.try_send(&mut large, false).unwrap(), large.len_bytes()), (0, 33 * 1024));
@@ -477,7 +478,7 @@ fn what_a_full_socket_does_not_take_of_a_fire_and_forget_send_is_sent_later() {
             let (server, client) = tcp_pair().await;
             warm_up(&server, &client).await;
             let mut wanted = Vec::new();
-            // Until the socket is full and the driver owes the rest.
+            // Until the socket is full and the driver owns the rest.
             for number in 0..2000 {
                 let answer: Vec<u8> = (0..32 * 1024).map(|position| (position / 251 + number) as u8).collect();
                 let taken = if in_chunks {
@@ -494,7 +495,7 @@ fn what_a_full_socket_does_not_take_of_a_fire_and_forget_send_is_sent_later() {
             }
             assert!(wanted.len() < 2000 * 32 * 1024, "the socket takes everything");
             if ends {
-                // Behind what the driver still has to send.
+                // Behind the data that the driver still has to send.
                 server.shutdown_write().unwrap();
                 let _kept = Some(server).filter(|_| !closes);
                 assert!(receive_all(&client).await == wanted, "closes: {closes}, and ends");
@@ -537,7 +538,7 @@ fn fire_and_forget_sends_do_not_make_a_turn_longer() {
             });
         }
         for _ in 0..20 {
-            // All at once, behind the loop's back, so that a turn finds them together.
+            // All at once, without the loop, so that a turn finds them together.
             for client in &clients {
                 rustix::net::send(client, b"more", rustix::net::SendFlags::empty()).unwrap();
             }
@@ -627,7 +628,7 @@ fn who_waits_until_all_is_sent_waits_for_the_last_of_closed_connections() {
         if sends {
             assert!(poll_once(&mut sent).await.is_pending(), "two have something to come");
         }
-        // One takes it, and one leaves.
+        // One peer reads it, and one leaves.
         let (client, length) = peers.pop().unwrap();
         assert_eq!(receive_all(&client).await.len(), length);
         if sends {
@@ -659,7 +660,7 @@ fn the_oldest_of_too_many_that_wait_to_be_closed_gives_way() {
     });
 }
 
-/// Both ends of a connection on the ring, the first of which can send nothing more, and how much the second can
+/// Both ends of a connection on the ring, the first of which is full, and the number of bytes that the second can
 /// receive.
 async fn full_pair() -> (Stream, Stream, usize) {
     let (server, client) = unix_pair();
@@ -707,7 +708,7 @@ fn who_cannot_be_answered_any_more_is_given_up_by_the_reader() {
                 assert!(poll_once(&mut received).await.is_pending());
                 turns(1).await;
             }
-            // Nothing that a receive would be told of.
+            // An event that no receive would report.
             client.shutdown(std::net::Shutdown::Read).unwrap();
             match server.try_send_copy(b"answer", false) {
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe),
@@ -734,7 +735,7 @@ fn a_stream_that_moves_has_sent_what_was_fire_and_forget() {
     });
 }
 
-/// Sends all of `output` in a task of its own, which then closes the stream; tells whether that went well.
+/// Sends all of `output` in a task of its own, which then closes the stream; the cell tells whether that succeeded.
 fn spawn_sending(stream: Stream, mut output: Output) -> Rc<Cell<bool>> {
     let is_sent = Rc::new(Cell::new(false));
     let result = Rc::clone(&is_sent);
@@ -742,7 +743,7 @@ fn spawn_sending(stream: Stream, mut output: Output) -> Rc<Cell<bool>> {
     is_sent
 }
 
-/// What comes until the end of the stream.
+/// Everything received until the end of the stream.
 async fn receive_all(stream: &Stream) -> Vec<u8> {
     let mut input = Buffer::new();
     let mut received = Vec::new();
@@ -782,7 +783,7 @@ fn an_ended_loop_has_let_go_of_its_sockets() {
         }
         client
     });
-    // The socket is closed when the kernel has cancelled the receive: before the loop was gone.
+    // The socket is closed when the kernel has cancelled the receive, which was before the loop was dropped.
     client.set_nonblocking(true).unwrap();
     assert_eq!((&client).read(&mut [0; 1]).unwrap(), 0);
 }
@@ -811,7 +812,8 @@ fn a_slow_consumer_stops_the_sender() {
         let sent = timeout(Duration::from_secs(1), client.send_all(&mut output)).await;
         assert_eq!(sent.unwrap_err(), Elapsed);
         assert!(output.len_bytes() > 60 << 20, "nobody read");
-        // The kernel ends the receive itself from 6.17 on; before, it may fill its buffers until it hears from us.
+        // From 6.17 on the kernel ends the receive itself; before, it may fill all buffers until it sees the
+        // cancellation.
         let bound = if kernel_has(6, 17) || !is_there() { 16 * 1024 } else { 1 << 20 };
         assert!(leased_bytes() <= bound, "{} bytes", leased_bytes());
     });
@@ -822,7 +824,7 @@ fn this_kernel_is_used_as_it_should() {
     if !is_there() {
         return skip("no io_uring here");
     }
-    // More loops on one thread than its table of rings has room for.
+    // More loops on one thread than fit its table of rings.
     let loops: Vec<_> = (0..20).map(|_| event_loop(simulated_time())).collect();
     assert!(loops.iter().all(|event_loop| event_loop.driver_name() == "io_uring"));
 }

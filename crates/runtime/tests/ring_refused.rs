@@ -1,5 +1,5 @@
-//! io_uring refused by seccomp: whole, as in containers, then epoll serves in its place and the loop says why; or only
-//! what is submitted together, as a kernel without memory does, then that fails and the rest goes on.
+//! io_uring refused by seccomp: entirely, as in containers, so that epoll is used and the loop reports the reason; or
+//! only calls with many entries, like a kernel without memory, so that these operations fail and the rest goes on.
 
 mod common;
 
@@ -16,9 +16,9 @@ fn statement(code: u32, jump_true: u8, jump_false: u8, value: u32) -> libc::sock
     libc::sock_filter { code: code as u16, jt: jump_true, jf: jump_false, k: value }
 }
 
-/// Has a system call of this thread, and of those that it starts, fail with `errno` from now on.
+/// Makes a system call of this thread, and of those that it starts, fail with `errno` from now on.
 fn refuse(call: libc::c_long, errno: i32) {
-    // The number of the call is the first word of what the filter sees.
+    // The number of the call is the first word of the filter's input.
     install(&mut [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
@@ -27,14 +27,14 @@ fn refuse(call: libc::c_long, errno: i32) {
     ]);
 }
 
-/// So many entries, submitted by one call, are more than the kernel of this thread has memory for from now on.
+/// Number of entries in one call from which on the kernel pretends to have no memory.
 const TOO_MANY: usize = 10;
 
-/// In virtual time, which passes only while nobody can go on.
+/// In virtual time, which passes only while no task can run.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn refuse_many() {
-    // The second argument has the number of entries; they are 8 bytes each and begin at 16.
+    // The second argument is the number of entries; arguments are 8 bytes each and begin at 16.
     install(&mut [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 3, libc::SYS_io_uring_enter as u32),
@@ -53,7 +53,8 @@ fn install(filter: &mut [libc::sock_filter]) {
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) }, 0);
 }
 
-/// A loop that asks for io_uring on a thread where `call` is refused: its driver, its reason, and that it works.
+/// Runs a loop that wants io_uring on a thread where `call` is refused; returns its driver and its reason, and checks
+/// that it works.
 fn loop_without(call: libc::c_long, errno: i32) -> (&'static str, Option<i32>) {
     let work = move || {
         refuse(call, errno);
@@ -92,7 +93,7 @@ fn a_ring_that_cannot_be_used_is_replaced_by_epoll_too() {
     assert_eq!(loop_without(libc::SYS_io_uring_register, libc::EPERM), ("epoll", Some(libc::EPERM)));
 }
 
-/// Runs `main` on a thread whose kernel has no memory for many entries at once, from when `main` says so.
+/// Runs `main` on a thread whose kernel refuses many entries at once after `main` has called `refuse_many`.
 fn run_without_memory(main: impl AsyncFnOnce() + Send + 'static) {
     let work = || {
         let mut event_loop = event_loop(simulated_time());
@@ -113,7 +114,7 @@ async fn exchange(server: &Stream, client: &Stream) {
     }
 }
 
-/// The loop goes on: connections are served, timers expire, and other threads are heard.
+/// Checks that the loop goes on: connections are served, timers expire, and calls from other threads arrive.
 async fn assert_alive() {
     let (server, client) = tcp_pair().await;
     exchange(&server, &client).await;
@@ -139,7 +140,7 @@ fn waiting_that_the_kernel_has_no_memory_for_fails_and_the_loop_goes_on() {
         let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
         turns(2).await;
         refuse_many();
-        // Receives, and what waits for connections.
+        // Receives, and a poll for connections.
         let mut inputs: Vec<Buffer> = pairs.iter().map(|_| Buffer::new()).collect();
         let mut receives: Vec<_> =
             pairs.iter().zip(&mut inputs).map(|((server, _), input)| Box::pin(server.recv(input, 100))).collect();
@@ -153,7 +154,7 @@ fn waiting_that_the_kernel_has_no_memory_for_fails_and_the_loop_goes_on() {
         }
         assert_eq!(accepted.await.unwrap_err().kind(), ErrorKind::OutOfMemory);
         assert_eq!(ring_counters().refused, TOO_MANY as u64 + 1);
-        // Polls for room, and for the peers' leaving.
+        // Polls for room, and for the peers' hang-ups.
         for (server, _) in &pairs {
             while rustix::io::write(server, &[7; 1000]).is_ok() {}
         }
@@ -181,7 +182,7 @@ fn waiting_that_the_kernel_has_no_memory_for_fails_and_the_loop_goes_on() {
             leaving.await;
         }
         assert_eq!(ring_counters().refused, 3 * TOO_MANY as u64 + 1);
-        // Of few at a time all goes on, also accepting.
+        // Few entries at a time still work, also for accepting.
         let client = Stream::connect(&listener.local_address().unwrap()).await.unwrap();
         let (server, _) = listener.accept().await.unwrap();
         exchange(&server, &client).await;
@@ -223,7 +224,7 @@ fn answers_and_closes_that_the_kernel_has_no_memory_for_are_done_directly() {
         drop(servers);
         turns(1).await;
         assert!(ring_counters().refused >= refused + TOO_MANY as u64);
-        // The cancellations are as many, so the kernel lets go of these connections when the loop ends.
+        // There are as many cancellations, so the kernel releases these connections when the loop ends.
         drop(clients);
     });
 }

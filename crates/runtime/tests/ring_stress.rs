@@ -1,10 +1,8 @@
-//! Hundreds of kept-alive connections on rings that are too small for them, while other threads want the processor:
-//! nobody waits for ever. Where the loop that serves does not turn to idle connections either, nothing but the kernel's
-//! word brings it on: a completion that is lost, a receive that is not armed again, or a wake-up that finds nobody
-//! stays lost.
+//! Hundreds of keep-alive connections on rings that are too small for them, while other threads want the processor: no
+//! connection waits for ever. If the serving loop does not sweep idle connections either, only completions make it
+//! continue: a lost completion, a receive that is not armed again, or a wake-up without effect shows.
 //!
-//! What is longer than a test should be is asked for: `GALE_STRESS_SECONDS=60 cargo test -p gale-runtime --test
-//! ring_stress`.
+//! Longer runs are optional: `GALE_STRESS_SECONDS=60 cargo test -p gale-runtime --test ring_stress`.
 
 mod common;
 
@@ -22,17 +20,17 @@ use gale_runtime::*;
 
 const CONNECTIONS: u32 = 500;
 
-/// Threads that do nothing but take the processor away, for each core.
+/// Threads per core that only take processor time.
 const NEIGHBOURS: usize = 2;
 
-/// Only who is forgotten waits so long for an answer.
+/// Only a client that was forgotten waits so long for a response.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What a client asks for: so many bytes come after the number, and so many are wanted back.
+/// Length of a request. It holds the number of bytes that follow, and the number wanted back.
 const REQUEST_BYTES: usize = 8;
 
-/// Answers as HTTP/1 does: fire-and-forget what is short, sends what is left, and watches for the client's leaving now
-/// and then.
+/// Serves like HTTP/1: short responses fire-and-forget, the rest with a usual send; sometimes watches for the client's
+/// hang-up.
 async fn serve(stream: Stream, connections: Rc<Cell<u32>>) {
     let _ = answer_all(&stream).await;
     drop(stream);
@@ -63,7 +61,7 @@ async fn answer_all(stream: &Stream) -> std::io::Result<()> {
         }
         number += 1;
         if number.is_multiple_of(5) {
-            // A handler that waits, and looks whether it is still wanted.
+            // Like a handler that waits, and checks whether the client is still there.
             let mut leaving = Box::pin(stream.peer_closed());
             let _ = poll_once(&mut leaving).await;
             yield_now().await;
@@ -77,7 +75,7 @@ async fn answer_all(stream: &Stream) -> std::io::Result<()> {
     }
 }
 
-/// Serves until it is told to stop, and every connection has ended.
+/// Serves until it is stopped and every connection has ended.
 fn serve_all(ring: RingOptions, address: mpsc::Sender<(SocketAddress, Remote)>, is_over: Arc<AtomicBool>) {
     let mut event_loop = event_loop(LoopOptions { ring, ..options() });
     event_loop.run(async {
@@ -97,7 +95,7 @@ fn serve_all(ring: RingOptions, address: mpsc::Sender<(SocketAddress, Remote)>, 
     });
 }
 
-/// One client: some requests on each connection, of every kind, one connection after another.
+/// One client: some requests of every kind on each connection, one connection after another.
 async fn ask(number: u32, address: SocketAddress, until: Instant) -> u32 {
     let mut answers = 0;
     let mut random = number.wrapping_mul(2_654_435_761) | 1;
@@ -142,7 +140,7 @@ async fn ask(number: u32, address: SocketAddress, until: Instant) -> u32 {
                 break;
             }
         }
-        // Half of them leave with a request under way.
+        // Half of them leave in the middle of a request.
         if next(2) == 0 {
             let mut out = Output::new();
             out.append(&[0, 0, 0, 0, 2]).unwrap();
@@ -152,7 +150,7 @@ async fn ask(number: u32, address: SocketAddress, until: Instant) -> u32 {
     answers
 }
 
-/// Calls the loop from outside, and is answered, one call after another.
+/// Calls the loop from another thread and waits for the answer, again and again.
 fn spawn_caller(remote: Remote, is_over: &Arc<AtomicBool>) -> thread::JoinHandle<()> {
     let is_over = Arc::clone(is_over);
     thread::spawn(move || {
@@ -164,7 +162,7 @@ fn spawn_caller(remote: Remote, is_over: &Arc<AtomicBool>) -> thread::JoinHandle
     })
 }
 
-/// Returns how many answers there were. `is_called` = another thread wakes the loop all the time.
+/// Returns the number of responses. `is_called` = another thread wakes the loop all the time.
 fn stress(ring: RingOptions, is_called: bool, duration: Duration) -> u32 {
     let is_over = Arc::new(AtomicBool::new(false));
     let (sender, receiver) = mpsc::channel();
@@ -206,7 +204,7 @@ fn stress(ring: RingOptions, is_called: bool, duration: Duration) -> u32 {
         }
     });
     is_over.store(true, Ordering::SeqCst);
-    // The last one, for which the loop accepts once more.
+    // One more connection, which lets the loop's accept return.
     drop(std::net::TcpStream::connect(address.inet().unwrap()).unwrap());
     others.into_iter().for_each(|thread| thread.join().unwrap());
     server.join().unwrap();

@@ -1,4 +1,4 @@
-//! What can go wrong on a ring, on a simulated one: the driver loses nothing, and keeps nothing.
+//! The io_uring driver on a simulated ring with faults: it loses nothing and leaks nothing.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind};
@@ -11,29 +11,29 @@ use gale_runtime::*;
 /// Default number of seeds of each test.
 const SEEDS: u64 = 40;
 
-/// What a client asks for: so many bytes come after these, and so many are wanted back.
+/// Length of a request. It holds the number of bytes that follow, and the number wanted back.
 const REQUEST_BYTES: usize = 8;
 
-/// Only who is forgotten waits so long.
+/// Only a client that was forgotten waits so long.
 const DEADLINE: Duration = Duration::from_secs(600);
 
 fn address() -> SocketAddress {
     SocketAddress::Inet("192.0.2.1:80".parse().unwrap())
 }
 
-/// A byte of the answers, by its position in all that a connection gets: a lost, doubled or moved one shows.
+/// Byte of the responses at a position in all of a connection's: reveals lost, duplicated and misplaced bytes.
 fn byte_at(position: usize) -> u8 {
     ((position as u32).wrapping_mul(2_654_435_761) >> 24) as u8
 }
 
-/// Rings of every size, as the seed says.
+/// A ring of random size.
 fn ring_of(random: &Random) -> RingOptions {
     RingOptions {
         completions: *random.pick(&[4, 64, 4096]),
         buffers: *random.pick(&[0, 1, 4, 128]),
         buffer_bytes: *random.pick(&[64, 700, 4096]),
         multishot: random.chance(800),
-        // Kernels that do not count what a multishot receive has got.
+        // Older kernels do not count the bytes of a multishot receive.
         kernel_max: *random.pick(&[None, Some((6, 1))]),
         ..RingOptions::default()
     }
@@ -45,8 +45,8 @@ fn run<T>(simulation: &Simulation, ring: RingOptions, main: impl Future<Output =
     EventLoop::simulated(simulation, options).unwrap().run(main)
 }
 
-/// Answers as HTTP/1 does: fire-and-forget what is short, as a copy or in chunks, sends what is left, watches for
-/// the client's leaving now and then, and may leave itself right behind an answer.
+/// Serves like HTTP/1: short responses fire-and-forget, as a copy or in chunks, the rest with a usual send; sometimes
+/// watches for the client's hang-up, and may close right behind a response.
 async fn serve(stream: Stream, random: Random) -> io::Result<()> {
     let (mut input, mut out) = (Buffer::new(), Output::new());
     let mut position = 0;
@@ -83,7 +83,7 @@ async fn serve(stream: Stream, random: Random) -> io::Result<()> {
             stream.try_send(&mut out, false)?;
         }
         if random.chance(50) {
-            // Impatient: whatever is in flight then, nobody waits for it any more.
+            // Impatient: operations in flight are abandoned.
             let time = Duration::from_micros(random.below(2000));
             if timeout(time, stream.send_all(&mut out)).await.is_err() {
                 return Ok(());
@@ -113,7 +113,7 @@ fn serve_all(random: &Random) {
     });
 }
 
-/// Asks for some answers on one connection and looks at every byte of them. Says whether all came that were asked for.
+/// Requests some responses on one connection and checks every byte of them. True if all of them came.
 async fn ask(random: Random) -> io::Result<bool> {
     let stream = Stream::connect(&address()).await?;
     let mut position = 0;
@@ -132,7 +132,7 @@ async fn ask(random: Random) -> io::Result<bool> {
             out.push(vec![b'q'; body as usize]);
         }
         let sent = stream.send_all(&mut out).await;
-        // The server may have left; what it has sent before is there to be read.
+        // The server may have closed; data sent before can still be read.
         let has_left = |error: &io::Error| matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe);
         sent.or_else(|error| if has_left(&error) { Ok(()) } else { Err(error) })?;
         let mut wanted = (answer * pipelined) as usize;
@@ -149,14 +149,14 @@ async fn ask(random: Random) -> io::Result<bool> {
             wanted -= count;
         }
         if random.chance(200) {
-            // Longer than a receive stays armed for nothing.
+            // Longer than an idle receive stays armed.
             sleep(Duration::from_secs(random.below(10))).await;
         }
     }
     Ok(true)
 }
 
-/// Clients, one beside another; how many there were, and how many got all.
+/// Runs clients concurrently; returns their number, and the number of those that got everything.
 async fn ask_all(random: &Random, errors: &RefCell<Vec<ErrorKind>>) -> (usize, usize) {
     let (left, whole) = (Rc::new(Cell::new(random.up_to(12))), Rc::new(Cell::new(0)));
     let count = left.get();
@@ -181,7 +181,7 @@ async fn ask_all(random: &Random, errors: &RefCell<Vec<ErrorKind>>) -> (usize, u
     (count, whole.get())
 }
 
-/// Everything has gone that connections had.
+/// Checks that no resources of connections are left.
 async fn assert_nothing_left(simulation: &Simulation) {
     all_sent().await;
     sleep(Duration::from_secs(30)).await;
@@ -223,7 +223,7 @@ fn add(sum: &mut RingFaults, more: RingFaults) {
     sum.closed_in_use += closed_in_use;
 }
 
-/// Whether this run has all the seeds that it has by default.
+/// True if this run has all default seeds.
 fn has_all_seeds() -> bool {
     std::env::var_os("GALE_SEED").is_none() && std::env::var_os("GALE_SEEDS").is_none()
 }
@@ -245,7 +245,7 @@ fn answers_are_whole_and_in_order_whatever_the_ring_does() {
         });
         add(&mut seen.borrow_mut(), simulation.ring_faults());
     });
-    // A server that leaves behind an answer has pipelined requests unread: that resets.
+    // A server that closes behind a response has unread pipelined requests, which causes a reset.
     assert!(errors.borrow().iter().all(|kind| matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)));
     let seen = seen.take();
     if has_all_seeds() {
@@ -276,7 +276,7 @@ fn connections_that_the_kernel_has_no_memory_for_end_and_the_loop_goes_on() {
             serve_all(&random);
             ask_all(&random, &errors).await;
             refused.set(refused.get() + ring_counters().refused);
-            // With memory all is as ever: nothing has stayed, nobody is forgotten.
+            // With memory everything works again: nothing was leaked, no client is forgotten.
             simulation.set_faults(Faults { ring_memory: 0, ..simulation.faults() });
             let (count, _) = ask_all(&random, &RefCell::default()).await;
             assert!(count > 0);
@@ -300,11 +300,11 @@ fn connections_of_which_a_completion_is_lost_end_and_the_loop_goes_on() {
         let ring = RingOptions { completions: *random.pick(&[2, 4]), ..ring_of(&random) };
         run(simulation, ring, async {
             serve_all(&random);
-            // A byte in the place of another fails a client, and so does one that is never told of.
+            // A wrong byte fails a client, and so does a missing completion.
             let (_, got_all) = ask_all(&random, &RefCell::default()).await;
             whole.set(whole.get() + got_all);
             noticed.set(noticed.get() + ring_counters().lost);
-            // With memory all is as ever: nothing has stayed, nobody is forgotten.
+            // With memory everything works again: nothing was leaked, no client is forgotten.
             simulation.set_faults(Faults { ring_losses: 0, ..simulation.faults() });
             let errors = RefCell::default();
             ask_all(&random, &errors).await;
@@ -342,7 +342,7 @@ fn answers_for_which_a_direct_send_has_no_memory_leave_later_and_none_takes_thei
         simulation.set_faults(Faults { accept_failures: 0, ..faults });
         run(simulation, ring_of(&random), async {
             serve_all(&random);
-            // A byte in the place of another fails a client; of memory, each may be told that there is none.
+            // A wrong byte fails a client; lack of memory is an allowed error.
             ask_all(&random, &RefCell::default()).await;
             assert_nothing_left(simulation).await;
         });
@@ -365,7 +365,7 @@ fn connections_whose_close_the_kernel_refused_are_closed_when_the_loop_ends() {
             }
             simulation.set_faults(Faults { ring_memory: 1000, ..Faults::NONE });
             drop(streams);
-            // The turn that submits the closes sees one completion only.
+            // The turn that submits the closes sees only one completion.
             yield_now().await;
             assert!(ring_counters().refused > 0);
         });
@@ -390,7 +390,7 @@ fn fire_and_forget_sends_that_full_sockets_do_not_take_leave_later_however_few_c
                 let (server, _) = listener.accept().await.unwrap();
                 spawn(async move { drop(serve_fire_and_forget(server).await) });
             }
-            // On the ring is who has waited for something.
+            // Streams use the ring after a receive has waited.
             sleep(Duration::from_secs(1)).await;
             for client in &clients {
                 let mut out = Output::new();
@@ -419,7 +419,7 @@ fn fire_and_forget_sends_that_full_sockets_do_not_take_leave_later_however_few_c
 /// More than the windows hold.
 const FIRE_AND_FORGET_BYTES: usize = 11_000;
 
-/// Sends a piece fire-and-forget in each turn, sends what is not taken, and leaves.
+/// Sends a piece fire-and-forget in each turn, sends the rest, and closes.
 async fn serve_fire_and_forget(stream: Stream) -> io::Result<()> {
     stream.recv(&mut Buffer::new(), 100).await?;
     let mut position = 0;
@@ -469,13 +469,13 @@ fn reads_of_files_whose_completions_are_lost_are_done_by_a_pool_and_counted() {
                 }
             };
             read_all().await;
-            // Those that were still to come have come.
+            // Late completions have arrived by then.
             sleep(Duration::from_secs(1)).await;
             let counters = ring_counters();
             assert!(counters.reads_kept <= counters.lost, "{counters:?}");
             lost.set(lost.get() + counters.lost);
             kept.set(kept.get() + counters.reads_kept);
-            // With memory all is as ever.
+            // With memory everything works again.
             simulation.set_faults(Faults { ring_losses: 0, ..simulation.faults() });
             read_all().await;
             sleep(Duration::from_secs(1)).await;

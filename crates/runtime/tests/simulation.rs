@@ -1,5 +1,5 @@
-//! The simulated world itself: whatever goes wrong, bytes arrive whole and in order, the same seed gives the same run,
-//! and what a kernel promises is kept.
+//! The simulated world itself: with any faults bytes arrive whole and in order, the same seed gives the same run, and
+//! the kernel's promises are kept.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -35,12 +35,12 @@ fn run<T>(simulation: &Simulation, main: impl Future<Output = T>) -> T {
     EventLoop::simulated(simulation, options).unwrap().run(main)
 }
 
-/// Runs with nothing going wrong.
+/// Runs without faults.
 fn run_quiet<T>(main: impl Future<Output = T>) -> T {
     run(&Simulation::new(1, Faults::NONE), main)
 }
 
-/// The accepted end of a connection, and the other one.
+/// The accepted end of a connection, and the client's.
 async fn pair() -> (Stream, Stream) {
     pair_at("192.0.2.1:80").await
 }
@@ -58,7 +58,7 @@ async fn pair_at(address: &str) -> (Stream, Stream) {
     (server, client.take().await.unwrap())
 }
 
-/// A task whose result can be waited for.
+/// A task with a result that can be awaited.
 struct Task<T>(Rc<RefCell<Option<T>>>);
 
 impl<T> Task<T> {
@@ -169,7 +169,7 @@ fn who_waits_without_taking_is_told_of_bytes_room_and_end() {
     });
 }
 
-/// Sends back what arrives, each datagram from the address that it was sent to.
+/// Echoes datagrams, each from the address that it was sent to.
 async fn echo_datagrams(socket: Datagram) {
     let mut batch = ReceiveBatch::new(8, 1 << 12);
     loop {
@@ -210,7 +210,7 @@ fn datagrams_come_back_whole_from_the_address_that_was_asked() {
                 let client = DatagramOptions { peer: Some(asked), ecn: true, ..DatagramOptions::default() };
                 let client = client.open().unwrap();
                 let count = random.up_to(40);
-                // All are different, and as many as are told apart by their first two bytes.
+                // All are different: their first two bytes are their number.
                 let sent: Vec<Vec<u8>> =
                     (0..count as u16).map(|number| [&number.to_be_bytes()[..], &pattern(100)].concat()).collect();
                 let contents = sent.concat();
@@ -245,7 +245,7 @@ fn idle_streams_are_taken_whole_or_closed() {
                     Some((stream, ())) => stream,
                     None => Stream::connect(&address()).await.unwrap(),
                 };
-                // No more than fits two of the smallest windows: all is sent before any of its echo is received.
+                // At most two of the smallest windows: everything is sent before any of its echo is received.
                 let sent = pattern(random.up_to(900));
                 let (mut input, mut output) = (Buffer::new(), Output::new());
                 output.push(sent.clone());
@@ -256,10 +256,10 @@ fn idle_streams_are_taken_whole_or_closed() {
                 assert!(input.readable() == &sent[..]);
                 streams.park(1, stream, ());
                 match round % 5 {
-                    // Longer than it may be idle.
+                    // Longer than the idle timeout.
                     0 => sleep(Duration::from_secs(61)).await,
                     1 => {
-                        // Not at the other end any more.
+                        // Closed by the other end.
                         let (server, client) = pair_at(&format!("198.51.100.{round}:80")).await;
                         streams.park(2, client, ());
                         drop(server);
@@ -355,7 +355,7 @@ fn dropping_a_future_at_any_moment_loses_nothing() {
                 let mut output = Output::new();
                 output.push(sent);
                 while !output.is_empty() {
-                    // Whatever the dropped send has done shows in the queue, in the end.
+                    // The queue shows in the end what the dropped send has done.
                     let time = Duration::from_micros(impatience.below(30_000));
                     if let Ok(result) = timeout(time, server.send(&mut output)).await {
                         result.unwrap();
@@ -555,13 +555,13 @@ fn broken_files_fail_where_they_are_broken() {
     });
 }
 
-/// A file without a name: real, as all that are written, and so that nothing is left.
+/// A file without a name: real, as all written files are, and removed with its last handle.
 fn unnamed_file() -> File {
     let file = rustix::fs::memfd_create("written", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     File::from_std(file.into()).unwrap()
 }
 
-/// All that a reader gets, and how it ends. What a pool refuses is asked for again.
+/// Everything that a reader gets, and the end of the file. Reads that a pool refuses are repeated.
 async fn follow(mut reader: GrowingReader) -> (Vec<u8>, GrowingEnd) {
     let mut read = Vec::new();
     loop {
@@ -602,7 +602,7 @@ fn written_file_is_whole_for_all_who_follow_it_or_all_are_told_why_not() {
             }
             let failed = result.is_err();
             match failed {
-                // The pool may refuse to look at it; it is whole then, too.
+                // The pool may refuse to inspect it; the file is whole then, too.
                 false => drop(writer.finish().await),
                 true => drop(writer),
             }
@@ -628,7 +628,7 @@ fn written_file_is_whole_for_all_who_follow_it_or_all_are_told_why_not() {
 fn what_is_remembered_of_a_real_file_does_not_depend_on_its_inode() {
     const PART: u64 = 64 * 1024;
     const PARTS: u64 = 64;
-    // There is room for some of the parts of both.
+    // There is room for facts about some parts of both files.
     let known_beside = |real: File| {
         let simulation = Simulation::new(1, Faults { cold_files: 1000, ..Faults::NONE });
         simulation.add_file("/file", &vec![0; (PART * PARTS) as usize]).unwrap();
@@ -649,7 +649,7 @@ fn what_is_remembered_of_a_real_file_does_not_depend_on_its_inode() {
     }
 }
 
-/// Begins reads in a pool that has no thread for them, so that the device is busy until these are dropped.
+/// Begins reads in a pool without a thread for them, so the device is busy until these are dropped.
 async fn make_busy(file: &File, pool: &ThreadPool) -> Vec<Task<std::io::Result<()>>> {
     let begin = |number: u64| {
         let read = file.begin_read(pool, number * 1000, 1000, ReadHow::default()).unwrap();

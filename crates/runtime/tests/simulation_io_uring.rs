@@ -1,4 +1,4 @@
-//! `simulation.rs` with the driver of io_uring over a simulated ring.
+//! `simulation.rs` with the io_uring driver over a simulated ring.
 
 const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::IoUring;
 

@@ -1,4 +1,4 @@
-//! Sockets on the real kernel: order and bytes, waiting, closing, slots.
+//! Sockets on the real kernel: order of bytes, waiting, closing, slots.
 
 pub(crate) mod common;
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 use common::*;
 use gale_runtime::*;
 
-/// Sends everything back until the end of the stream.
+/// Echoes everything until the end of the stream.
 async fn echo(stream: Stream) {
     let (mut input, mut output) = (Buffer::new(), Output::new());
     while stream.recv(&mut input, 1000).await.unwrap() > 0 {
@@ -109,7 +109,7 @@ fn short_sends_to_a_slow_reader_keep_order_and_bytes() {
             });
             let mut input = Buffer::new();
             let mut received = Vec::new();
-            // Small reads with a pause each: the writer meets a full socket again and again.
+            // Small reads with a pause each: the writer finds the socket full again and again.
             while reader.recv(&mut input, 60_000).await.unwrap() > 0 {
                 received.extend_from_slice(input.readable());
                 input.clear();
@@ -163,7 +163,7 @@ fn a_waiting_receive_holds_no_memory_and_dropping_it_loses_nothing() {
         assert_eq!((input.capacity(), leased_bytes()), (0, 0));
         send(&client, b"after the drop").await;
         assert_eq!(receive(&server, 14).await, b"after the drop");
-        // Dropped again while the data is on its way.
+        // Dropped again while data is on its way.
         send(&client, b"more").await;
         let elapsed = timeout(Duration::ZERO, std::future::pending::<()>()).await;
         assert_eq!(elapsed, Err(Elapsed));
@@ -202,7 +202,7 @@ fn the_end_of_the_stream_is_found_after_a_short_read_that_overtook_its_event() {
         assert_eq!(receive(&server, 4).await, b"last");
         assert_eq!(server.recv(&mut input, 10).await.unwrap(), 0);
         assert_eq!(server.recv(&mut input, 10).await.unwrap(), 0, "and again");
-        // Half-closed only: the other direction still works.
+        // Only half-closed: the other direction still works.
         send(&server, b"answer").await;
         assert_eq!(receive(&client, 6).await, b"answer");
     });
@@ -276,7 +276,7 @@ fn a_stale_event_does_not_reach_the_slots_next_owner() {
             let mut waiting = Box::pin(old.recv(&mut input, 10));
             assert!(poll_once(&mut waiting).await.is_pending());
         }
-        // The duplicate keeps the registration alive after the stream is gone.
+        // The duplicate keeps the registration alive after the stream was dropped.
         let duplicate = old.as_fd().try_clone_to_owned().unwrap();
         drop(old);
         let (new, new_peer) = unix_pair();
@@ -357,7 +357,7 @@ fn a_listener_of_one_loop_accepts_more_while_its_queue_is_long() {
     });
 }
 
-/// Connects so many clients and tells how many were accepted in each turn that accepted any.
+/// Connects `clients` clients; returns the number of accepts in each turn with any.
 async fn accepted_per_turn(listener: &Listener, clients: usize) -> Vec<usize> {
     let address = listener.local_address().unwrap().inet().unwrap();
     let _clients: Vec<_> = (0..clients).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
@@ -411,7 +411,7 @@ fn a_paused_listener_does_not_spin_and_accepts_later() {
     });
 }
 
-/// The task that accepts is woken in one turn, has its own in a later one, and is told of connections in between.
+/// The accepting task is woken in one turn, runs in a later one, and gets events of connections in between.
 #[test]
 fn more_tasks_than_two_turns_run_keep_nobody_from_accepting() {
     const CLIENTS: usize = 20;
@@ -491,7 +491,7 @@ fn a_loop_that_is_told_of_a_connection_and_does_not_accept_passes_it_on() {
     let first = std::thread::spawn(move || {
         event_loop(options()).run(async move {
             let listener = Listener::from_fd(shared, exclusive).unwrap();
-            // Asks once and then waits for something else.
+            // Accepts once and then waits for something else.
             assert!(poll_once(&mut Box::pin(listener.accept())).await.is_pending());
             let (stop, mut stopped) = stop_switch();
             sender.send(stop).unwrap();
@@ -503,7 +503,7 @@ fn a_loop_that_is_told_of_a_connection_and_does_not_accept_passes_it_on() {
         let listener = Listener::from_fd(socket, exclusive).unwrap();
         let mut accepted = Box::pin(listener.accept());
         assert!(poll_once(&mut accepted).await.is_pending());
-        // The kernel tells those first that wait longest.
+        // The kernel notifies those first that wait longest.
         let client = std::thread::spawn(move || std::net::TcpStream::connect(address).unwrap());
         timeout(Duration::from_secs(20), accepted).await.expect("nobody accepted").unwrap();
         client.join().unwrap();
@@ -546,7 +546,7 @@ fn a_connection_that_always_has_data_yields_to_the_others() {
         });
         spawn(async move {
             let mut input = Buffer::new();
-            // A byte at a time: always more to read.
+            // One byte at a time: there is always more to read.
             while flooded.recv(&mut input, 1).await.unwrap() > 0 {
                 input.clear();
             }

@@ -14,7 +14,7 @@ use common::*;
 use gale_runtime::*;
 use rustix::net::sockopt;
 
-/// Moves everything from one stream to another and ends that one; tells how many bytes it was.
+/// Moves everything from one stream to another and closes that; returns the number of bytes.
 async fn tunnel(mut splice: Splice, from: Stream, to: Stream) -> usize {
     let mut moved = 0;
     loop {
@@ -27,7 +27,7 @@ async fn tunnel(mut splice: Splice, from: Stream, to: Stream) -> usize {
     moved
 }
 
-/// Sends the bytes through a tunnel in pieces of this length and compares what comes out.
+/// Sends the bytes through a tunnel in pieces of this length and compares the output.
 async fn carry(splice: Splice, bytes: Vec<u8>, piece: usize, is_slow: bool) {
     let (entry, sender) = tcp_pair().await;
     let (receiver, exit) = if is_slow { tcp_pair().await } else { unix_pair() };
@@ -79,7 +79,7 @@ fn what_was_received_ahead_comes_first() {
         let (receiver, exit) = tcp_pair().await;
         send(&sender, b"head").await;
         assert_eq!(receive(&entry, 4).await, b"head");
-        // With the ring, a receive is in flight now that gets what comes next.
+        // With the ring, a receive is in flight that gets the next data.
         let mut input = Buffer::new();
         assert!(poll_once(&mut Box::pin(entry.recv(&mut input, 100))).await.is_pending());
         turns(2).await;

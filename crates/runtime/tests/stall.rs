@@ -1,7 +1,8 @@
-//! Stalls on purpose: what holds a loop up is filed for what it is, and others take the connections that wait for it.
+//! Deliberate stalls: each is filed with its cause, and other loops accept the connections that wait for the stalled
+//! one.
 //!
-//! Nothing here depends on how quick the machine is: a stall lasts until the watchdog has filed it. On a busy machine
-//! it may be filed as preempted first, and then there is another one.
+//! Nothing depends on the speed of the machine: a stall lasts until the watchdog has filed it. On a busy machine it may
+//! first be filed as preempted; then another one is made.
 
 mod common;
 
@@ -23,13 +24,13 @@ use gale_runtime::watchdog::{start_watchdog, workers};
 use gale_runtime::*;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-/// How many stalls of all kinds were filed.
+/// Number of filed stalls of all kinds.
 fn filed(remote: &Remote) -> u64 {
     StallKind::ALL.into_iter().map(|kind| remote.turns().filed(kind).count).sum()
 }
 
-/// Holds a loop up, once and again, until a stall of this kind was filed. `hold_up` does so until more stalls were
-/// filed than it is told.
+/// Stalls a loop again and again, until a stall of this kind was filed. `hold_up` returns when more stalls were filed
+/// than its argument.
 fn stall_until_filed(kind: StallKind, mut hold_up: impl FnMut(Remote, u64)) {
     start_watchdog().unwrap();
     let mut event_loop = event_loop(options());
@@ -108,7 +109,7 @@ fn the_time_of_a_stall_is_known_when_it_is_over() {
         yield_now().await;
         is_done.recv().unwrap();
         other.join().unwrap();
-        // The time is added when the watchdog sees that it is over.
+        // The time is added when the watchdog sees the end.
         let times = || StallKind::ALL.into_iter().map(|kind| remote.turns().filed(kind).time).sum::<Duration>();
         while times() == Duration::ZERO {
             yield_now().await;
@@ -126,7 +127,7 @@ fn whoever_asks_is_told_of_every_loop_and_its_stalls() {
     assert!(figures().is_none());
     let mut event_loop = event_loop(LoopOptions { worker: WORKER, ..options() });
     let remote = event_loop.remote();
-    // Asked from another thread, while the loop is held up.
+    // Asked from another thread while the loop is stalled.
     let told = thread::spawn(move || {
         loop {
             let found = figures().expect("the loop is there");
@@ -138,7 +139,7 @@ fn whoever_asks_is_told_of_every_loop_and_its_stalls() {
         }
     });
     event_loop.run(async { while !told.is_finished() {} });
-    // One that goes on may be filed anew as something else, and is counted there, too.
+    // A stall that goes on may be filed anew as another kind, and then counts for that too.
     let now = StallKind::ALL.map(|kind| remote.turns().filed(kind).count);
     let told = told.join().unwrap();
     assert!(now.iter().zip(&told).all(|(now, told)| now >= told), "{now:?} {told:?}");
@@ -147,7 +148,7 @@ fn whoever_asks_is_told_of_every_loop_and_its_stalls() {
     assert!(figures().is_none());
 }
 
-/// A loop of its own that answers every connection to `socket` with its number.
+/// A loop that answers every connection to `socket` with its number.
 struct Answering {
     remote: Remote,
     stop: Sender<()>,
@@ -171,7 +172,7 @@ impl Answering {
                     }
                 };
                 let mut accepting = Box::pin(accepting);
-                // Waits for connections before it says that it is there.
+                // Waits for connections before it reports that it is ready.
                 assert!(poll_once(&mut accepting).await.is_pending());
                 spawn(accepting);
                 let (stop, stopped): (Sender<()>, Receiver<()>) = mpsc::channel();
@@ -185,7 +186,7 @@ impl Answering {
         Answering { remote, stop, thread }
     }
 
-    /// Holds the loop up until what is returned is dropped.
+    /// Stalls the loop until the returned sender is dropped.
     fn hold_up(&self) -> Sender<()> {
         let (release, released) = mpsc::channel::<()>();
         let (held, is_held) = mpsc::channel();
@@ -205,7 +206,7 @@ impl Answering {
     }
 }
 
-/// Two sockets for one address, and the address.
+/// Two sockets at one address, and the address.
 fn sockets_of_one_address() -> ([Arc<OwnedFd>; 2], SocketAddr) {
     let open = |address: SocketAddr| {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -220,7 +221,7 @@ fn sockets_of_one_address() -> ([Arc<OwnedFd>; 2], SocketAddr) {
     ([Arc::new(first), Arc::new(second)], address)
 }
 
-/// Connects and returns who answered.
+/// Connects and returns the number of the loop that answered.
 fn ask(address: SocketAddr) -> u8 {
     let mut answer = [0];
     TcpStream::connect(address).unwrap().read_exact(&mut answer).unwrap();
@@ -233,7 +234,7 @@ fn what_waits_for_a_loop_that_is_held_up_is_accepted_by_another() {
     let ([first, second], address) = sockets_of_one_address();
     let first = Answering::start(1, first, AcceptOptions::default());
     let second = Answering::start(2, second, AcceptOptions::default());
-    // The kernel spreads connections by a hash of their addresses: of a few dozen each loop gets some.
+    // The kernel distributes connections by a hash of their addresses: each loop gets some of a few dozen.
     let answers: Vec<u8> = (0..64).map(|_| ask(address)).collect();
     assert!(answers.contains(&1) && answers.contains(&2), "{answers:?}");
     for (held, other) in [(&first, 2), (&second, 1)] {
@@ -241,7 +242,7 @@ fn what_waits_for_a_loop_that_is_held_up_is_accepted_by_another() {
         assert!((0..64).all(|_| ask(address) == other));
         drop(release);
     }
-    // Afterwards each accepts for itself again: nobody else is held up who would have to.
+    // Afterwards each accepts its own connections again, since no loop is stalled.
     while ask(address) != 1 {}
     while ask(address) != 2 {}
     first.end();
@@ -252,7 +253,7 @@ fn what_waits_for_a_loop_that_is_held_up_is_accepted_by_another() {
 fn a_connection_of_a_shared_socket_is_accepted_while_the_loop_that_was_told_is_held_up() {
     start_watchdog().unwrap();
     let ([socket, other], address) = sockets_of_one_address();
-    // The kernel must not give it anything.
+    // The kernel must not give it any connections.
     drop(other);
     let shared = AcceptOptions { exclusive: true, batch: 1 };
     let first = Answering::start(1, Arc::clone(&socket), shared);

@@ -1,4 +1,4 @@
-//! One value, a bounded queue, a signal: between tasks, and from other threads.
+//! A single value, a bounded queue and a signal, between tasks and from other threads.
 
 mod common;
 
@@ -120,7 +120,7 @@ fn mpsc_sender_dropped_after_it_was_given_room_leaves_it_to_the_next() {
         drop(first);
         assert_eq!(poll_once(&mut second).await, Poll::Ready(Ok(())));
         assert_eq!(receiver.recv().await, Some(2));
-        // One that gives up before it is given room has had none.
+        // A sender that gives up before it was granted room gives none back.
         sender.try_send(3).unwrap();
         let mut third = sender.send(4);
         assert!(poll_once(&mut third).await.is_pending());

@@ -1,4 +1,4 @@
-//! Streams that move from loop to loop while data, the end, or a reset is on its way.
+//! Streams that move between loops while data, the end, or a reset is on its way.
 
 pub(crate) mod common;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::*;
 use gale_runtime::*;
 
-/// A reproducible choice: a failing seed is told and can be tried alone.
+/// A reproducible choice: a failing seed is printed and can be repeated alone.
 struct Random(u64);
 
 impl Random {
@@ -26,7 +26,7 @@ impl Random {
     }
 }
 
-/// The other end: blocking, as a client elsewhere.
+/// The other end: blocking, like a remote client.
 trait Peer: Read + Write {
     fn end(&self);
 }
@@ -65,7 +65,7 @@ fn nothing_is_lost_wherever_data_and_the_end_meet_a_move() {
     }
 }
 
-/// Moves a stream between loops of both drivers while its peer sends in between, and compares what arrives.
+/// Moves a stream between loops of both drivers while its peer sends, and compares the received bytes.
 fn move_about(seed: u64, (socket, mut peer): (OwnedFd, impl Peer)) {
     let mut random = Random(seed);
     let sent = pattern(2000 + random.below(60_000) as usize);
@@ -184,7 +184,7 @@ fn a_stream_goes_back_and_forth_between_running_loops() {
 
 type Done = mpsc::Sender<(Vec<u8>, usize)>;
 
-/// Receives some pieces, then lets the next loop go on, in the middle of a receive.
+/// Receives some pieces, then passes the stream to the next loop in the middle of a receive.
 async fn read_and_pass_on(stream: Stream, mut received: Vec<u8>, remotes: [Remote; 2], moves: usize, done: Done) {
     for _ in 0..1 + moves % 3 {
         let mut input = Buffer::new();
@@ -249,13 +249,13 @@ fn what_was_received_ahead_comes_first_in_pieces_as_they_are_wanted() {
         peer.write_all(b"behind").unwrap();
         stream.detach().unwrap()
     });
-    // Twice, and not read in between.
+    // Twice, without reading in between.
     let detached = event_loop(simulated_time()).run(async { detached.attach().detach().unwrap() });
     event_loop(simulated_time()).run(async {
         let stream = detached.attach();
         let mut input = Buffer::new();
         while input.len() < 12 {
-            // Virtual time passes only when nothing comes any more.
+            // Virtual time passes only when no more data comes.
             let received = timeout(Duration::from_secs(1), stream.recv(&mut input, 4)).await;
             assert!((1..=4).contains(&received.expect("bytes were lost").unwrap()));
         }
@@ -281,14 +281,14 @@ fn a_finished_send_does_not_keep_a_stream_from_moving() {
     let detached = event_loop(simulated_time()).run(async {
         let stream = Stream::from_fd(socket).unwrap();
         let mut input = Buffer::new();
-        // Afterwards io_uring queues what is sent.
+        // Afterwards io_uring queues sends.
         assert!(poll_once(&mut Box::pin(stream.recv(&mut input, 10))).await.is_pending());
         peer.write_all(b"question").unwrap();
         assert_eq!(receive(&stream, 8).await, b"question");
         send(&stream, b"answer, ").await;
         let mut output = Output::new();
         output.push(b"and more");
-        // Nobody waits for it, and it may not have left the queue.
+        // It is abandoned, and its bytes may not have left the queue.
         let _ = poll_once(&mut Box::pin(stream.send(&mut output))).await;
         stream.detach().unwrap()
     });

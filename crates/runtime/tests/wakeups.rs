@@ -1,6 +1,6 @@
 //! No wake-up is lost, with real threads and in real time: calls, wakers and results of thread pools, one at a time
-//! (the loop sleeps before each) and many at once. Which orders of events there are, `loom_doorbell.rs` tries; this
-//! tries the rest of the way, down to the eventfd and the driver.
+//! (the loop sleeps before each) and many at once. `loom_doorbell.rs` checks all orders of events; this checks the
+//! rest, down to the eventfd and the driver.
 
 mod common;
 
@@ -19,14 +19,14 @@ use std::time::Duration;
 use common::*;
 use gale_runtime::*;
 
-/// How often it is tried, in each of the tests: some tenths of a second.
+/// Repetitions in each test: some tenths of a second.
 const TIMES: usize = 20_000;
 const THREADS: usize = 4;
 
-/// Only a loop that nobody wakes waits so long.
+/// Only a loop that was not woken waits so long.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Counts what has arrived, and wakes the one who waits for all of it.
+/// Counts arrivals, and wakes the task that waits for all of them.
 #[derive(Default)]
 struct Arrivals {
     count: AtomicUsize,
@@ -70,7 +70,7 @@ fn each_of_many_calls_wakes_the_loop() {
                 sender.send(number).unwrap();
             };
             remote.run(Box::new(call)).unwrap();
-            // Behind the answer the loop goes to sleep again, or the next call comes first.
+            // After the answer the loop goes to sleep again, unless the next call comes first.
             assert_eq!(receiver.recv_timeout(2 * DEADLINE), Ok(number));
         }
     });
@@ -127,7 +127,7 @@ fn every_result_of_a_pool_wakes_the_one_who_waits_for_it() {
             }
         })
         .await;
-        // Many at once, of several devices.
+        // Many at once, for several devices.
         let finished = Rc::new(Cell::new(0));
         let arrivals = Arc::new(Arrivals::default());
         for task in 0..100 {

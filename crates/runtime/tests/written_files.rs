@@ -1,4 +1,4 @@
-//! Files that are written: what arrives in them, how writers wait and fail, and who reads meanwhile.
+//! Written files: their content, waiting and failing writers, and readers.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn lease(content: &[u8]) -> Bytes {
     Lease::copy_of(content).unwrap().freeze()
 }
 
-/// A pool with one thread, which does nothing until the sender is dropped.
+/// A pool with one thread, which is blocked until the sender is dropped.
 fn held_pool(queue_max: usize) -> (ThreadPool, Sender<()>) {
     let pool = ThreadPool::new("held", 1, queue_max);
     let (sender, receiver) = std::sync::mpsc::channel::<()>();
@@ -31,12 +31,12 @@ fn held_pool(queue_max: usize) -> (ThreadPool, Sender<()>) {
     (pool, sender)
 }
 
-/// Whether the writer takes a piece now.
+/// True if the writer accepts a piece now.
 async fn is_ready(writer: &mut Writer) -> bool {
     poll_fn(|cx| Poll::Ready(writer.poll_ready(cx).is_ready())).await
 }
 
-/// All that a reader gets, in pieces of this length at most, and how it ends.
+/// Everything that a reader gets, in pieces of at most this length, and the end of the file.
 async fn read_all(mut reader: GrowingReader, length: usize) -> (Vec<u8>, GrowingEnd) {
     let mut content = Vec::new();
     loop {
@@ -103,7 +103,7 @@ fn more_than_its_bound_does_not_wait_in_a_writer() {
             count += 1;
         }
         assert_eq!(count, 256);
-        // The thread may not have come to the task that holds it yet.
+        // The thread may not have taken the task that blocks it yet.
         let counters = pool.counters();
         assert_eq!(counters.waiting + counters.running, 3, "a write of each file stands in the line behind that task");
         drop(held);
@@ -172,7 +172,7 @@ fn full_disk_is_told_to_the_writer_and_to_readers_and_is_told_again() {
 #[test]
 fn pool_that_has_no_room_for_seconds_is_an_error_of_the_writer() {
     let directory = Directory::new();
-    // Virtual time stands still while a thread has something to do.
+    // Virtual time would stand still while a pool thread has a task.
     run_real(async {
         let (pool, held) = held_pool(0);
         let mut writer = Writer::open(&directory.path("refused"), NEW).await.unwrap().in_pool(&pool);
@@ -274,7 +274,7 @@ fn what_was_just_written_is_read_without_a_pool() {
             assert_eq!(read.len(), number * 10_000);
         }
         assert!(read == content);
-        // The last task may not have left its thread yet.
+        // The last task may not have been counted yet.
         assert!(pool.counters().completed <= 10, "writes only");
     });
 }

@@ -1,4 +1,4 @@
-//! What the measurements share: a loop on core 0 that serves, one that asks it, and the CPU time of both.
+//! Shared by the measurements: a serving loop on core 0, a client loop, and the CPU time of both.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 pub const WARM_UP: Duration = Duration::from_millis(100);
 pub const RUN: Duration = Duration::from_millis(700);
 
-/// Runs a loop that answers every connection by `answer`, and meanwhile `ask` on another thread.
+/// Runs a loop that serves every connection with `answer`, and meanwhile `ask` on another thread.
 pub fn beside_server<T: Send + 'static, A: Future<Output = ()> + 'static>(
     options: LoopOptions,
     accepting: AcceptOptions,
@@ -58,7 +58,7 @@ fn serve<A: Future<Output = ()> + 'static>(
     });
 }
 
-/// What the server's loop says at the end of its turn.
+/// The result of `state`, called on the server's loop at the end of a turn.
 pub async fn state_of<T: Send + 'static>(server: &Remote, state: fn() -> T) -> T {
     let (sender, receiver) = mpsc::channel();
     let tell = move || {
@@ -73,20 +73,20 @@ pub async fn state_of<T: Send + 'static>(server: &Remote, state: fn() -> T) -> T
     }
 }
 
-/// The CPU time that the calling thread has used.
+/// CPU time used by the calling thread.
 pub fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Keeps the calling thread on a core, where there are several.
+/// Binds the calling thread to a core, if there are several.
 pub fn pin(core: usize) {
     let mut set = CpuSet::new();
     set.set(core);
     let _ = sched_setaffinity(None, &set);
 }
 
-/// The median of a figure, and the least.
+/// Median and minimum of a figure.
 pub fn median_and_least<S>(samples: &[S], figure: fn(&S) -> f64) -> (f64, f64) {
     let mut column: Vec<f64> = samples.iter().map(figure).collect();
     column.sort_by(f64::total_cmp);

@@ -51,7 +51,7 @@ impl Share {
         self.count_as(bytes.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
     }
 
-    /// Whether the last operation was taken in this turn.
+    /// True if the last operation was taken in this turn.
     pub(super) fn is_of(self, turn: u32) -> bool {
         self.turn == turn as u16
     }
@@ -125,7 +125,7 @@ pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> i
     }
 }
 
-/// Whether there are bytes to receive, the end of the stream, or an error.
+/// True if there are bytes to receive, the end of the stream, or an error.
 pub(super) fn has_input(socket: BorrowedFd<'_>) -> bool {
     let looked = net::recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
     !matches!(looked, Err(Errno::AGAIN))
@@ -142,12 +142,12 @@ pub(super) fn look_for(socket: BorrowedFd<'_>, events: PollFlags) -> Result<(), 
     }
 }
 
-/// Whether the peer has shut down its write side; see [`super::StreamDriver::has_hung_up`].
+/// True if the peer has shut down its write side; see [`super::StreamDriver::has_hung_up`].
 pub(super) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     look_for(socket, PollFlags::RDHUP).is_ok()
 }
 
-/// Whether a connection is reset, or closed in both directions; see [`super::StreamDriver::is_broken`].
+/// True if a connection is reset, or closed in both directions; see [`super::StreamDriver::is_broken`].
 pub(super) fn is_broken(socket: BorrowedFd<'_>) -> bool {
     // The kernel reports HUP and ERR unasked.
     let mut sources = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];

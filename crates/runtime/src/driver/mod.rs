@@ -107,7 +107,7 @@ fn kernel_max_of_tests() -> Option<(u16, u16)> {
 }
 
 impl RingOptions {
-    /// Whether features of this kernel version may be used; the running kernel may still lack them.
+    /// True if features of this kernel version may be used; the running kernel may still lack them.
     pub(crate) fn allows(&self, major: u16, minor: u16) -> bool {
         self.kernel_max.is_none_or(|max| (major, minor) <= max)
     }
@@ -172,7 +172,7 @@ pub(crate) trait Driver: StreamDriver + ListenerDriver + DatagramDriver + FileDr
     /// Waits for events until `timeout` (for ever if `None`), wakes their waiters, and returns the number of events.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize>;
 
-    /// Whether the kernel is known to have more events than the last [`Driver::wait`] returned. No system call.
+    /// True if the kernel is known to have more events than the last [`Driver::wait`] returned. No system call.
     fn has_events(&self) -> bool {
         false
     }
@@ -219,13 +219,13 @@ pub(crate) trait StreamDriver {
     /// Ready when a receive would not wait: there is data, the end of the stream, or an error. Reads nothing.
     fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Whether a receive would not wait now.
+    /// True if a receive would not wait now.
     fn has_input(&self, key: Key) -> bool {
         // SAFETY: the slot owns the descriptor, which is not closed during this call.
         direct::has_input(unsafe { BorrowedFd::borrow_raw(self.descriptor(key)) })
     }
 
-    /// Whether a receive might succeed now. Asks the kernel only if no event would have told.
+    /// True if a receive might succeed now. Asks the kernel only if no event would have told.
     fn may_have_input(&self, key: Key) -> bool {
         self.has_input(key)
     }
@@ -233,7 +233,7 @@ pub(crate) trait StreamDriver {
     /// Ready when a send would not wait: there is room, or an error.
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Whether the last send was short and the kernel has not announced room since. No system call.
+    /// True if the last send was short and the kernel has not announced room since. No system call.
     fn is_full(&self, key: Key) -> bool;
 
     /// Receives at most `max` bytes (> 0) at the end of `into`; 0 is the end of the stream.
@@ -285,7 +285,7 @@ pub(crate) trait StreamDriver {
         max: usize,
     ) -> Poll<io::Result<usize>>;
 
-    /// Whether the driver holds, or may come to hold, bytes that the reader has not asked for.
+    /// True if the driver holds, or may come to hold, bytes that the reader has not asked for.
     fn receives_ahead(&self, key: Key) -> bool {
         let _ = key;
         false
@@ -300,11 +300,11 @@ pub(crate) trait StreamDriver {
     /// Ready when the peer has closed or reset the connection, whether or not its data has been read.
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Whether the connection is reset, or closed in both directions. A peer that has only shut down its write side may
+    /// True if the connection is reset, or closed in both directions. A peer that has only shut down its write side may
     /// still read.
     fn is_broken(&self, key: Key) -> bool;
 
-    /// Whether the peer has shut down its write side, or the connection is broken. A system call, unless an event has
+    /// True if the peer has shut down its write side, or the connection is broken. A system call, unless an event has
     /// told already.
     fn has_hung_up(&self, key: Key) -> bool;
 

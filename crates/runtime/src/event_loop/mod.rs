@@ -79,7 +79,7 @@ pub struct LoopOptions {
     pub ring: RingOptions,
     /// Seed of [`crate::random_u64`]; from the kernel if `None`.
     pub seed: Option<u64>,
-    /// Whether a task that panics ends alone, as in a server. Otherwise the panic ends the loop, so that no test
+    /// True if a task that panics ends alone, as in a server. Otherwise the panic ends the loop, so that no test
     /// overlooks it.
     pub survives_panics: bool,
 }
@@ -271,7 +271,7 @@ impl EventLoop {
         }
     }
 
-    /// Whether the tasks of this turn have used their time, by the clock or by the estimate for the call that ends the
+    /// True if the tasks of this turn have used their time, by the clock or by the estimate for the call that ends the
     /// turn. The remaining ones are first in the next turn, after a look for events.
     fn is_turn_over(&self, polls: usize) -> bool {
         let Environment { clock, budget, .. } = &*self.environment;

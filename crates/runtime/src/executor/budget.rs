@@ -156,12 +156,12 @@ struct Waiting {
 }
 
 impl Budget {
-    /// Whether a task is in line, so that the loop must not sleep.
+    /// True if a task is in line, so that the loop must not sleep.
     pub fn is_awaited(&self) -> bool {
         !self.line.borrow().is_empty()
     }
 
-    /// Whether small work has used its share of this turn, by estimate.
+    /// True if small work has used its share of this turn, by estimate.
     pub fn is_turn_spent(&self) -> bool {
         self.turn_nanos.get() >= TURN_NANOS
     }
@@ -315,7 +315,7 @@ impl Environment {
         own.saturating_add(self.budget.begun_nanos.get() - quantum.begun)
     }
 
-    /// Checks the budget at the end of a turn in a simulation: it may be exceeded only by what one task does at once, a
+    /// Checks the budget at the end of a turn in a simulation: it may be exceeded only by one operation of a task, a
     /// copy or a piece of a computation.
     pub fn end_budget(&self) {
         if self.simulation.is_none() {

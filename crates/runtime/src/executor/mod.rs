@@ -64,7 +64,7 @@ pub fn abort(task: TaskId) {
     let _ = Environment::try_with(|environment| environment.executor.abort(task));
 }
 
-/// Whether this task of the current loop was woken and will run soon.
+/// True if this task of the current loop was woken and will run soon.
 pub fn is_awake(task: TaskId) -> bool {
     Environment::with(|environment| environment.executor.is_awake(task))
 }
@@ -127,7 +127,7 @@ struct Task {
     /// `None` while it is polled, so that nothing is borrowed while its code runs, and always for the main future.
     future: Option<BoxedFuture>,
     queued: bool,
-    /// Whether it waits in line for bulk.
+    /// True if it waits in line for bulk.
     in_line: bool,
 }
 
@@ -247,7 +247,7 @@ impl Executor {
         }
     }
 
-    /// Whether a task is on a run queue.
+    /// True if a task is on a run queue.
     pub fn is_queued(&self, key: Key) -> bool {
         self.tasks.borrow_mut().get_mut(key).is_some_and(|task| task.queued)
     }
@@ -271,12 +271,12 @@ impl Executor {
         true
     }
 
-    /// Whether something can run without waiting for an event.
+    /// True if something can run without waiting for an event.
     pub fn has_work(&self) -> bool {
         !self.ready.borrow().is_empty() || !self.next_turn.borrow().is_empty()
     }
 
-    /// Whether a task can run in this turn.
+    /// True if a task can run in this turn.
     pub fn has_ready(&self) -> bool {
         !self.ready.borrow().is_empty()
     }
@@ -296,7 +296,7 @@ impl Executor {
         tasks.get_mut(key).map(|task| task.in_line = false).is_some()
     }
 
-    /// Whether this waker is the task's own.
+    /// True if this waker is the task's own.
     pub fn is_waker_of(&self, key: Key, waker: &Waker) -> bool {
         word_of(waker) == Some(self.word(key))
     }

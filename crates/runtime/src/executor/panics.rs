@@ -19,7 +19,7 @@ use parking_lot::RwLock;
 /// A panic that was caught.
 #[derive(Clone, Debug)]
 pub struct Panic {
-    /// What the panic ended: `"task"`, `"call"`, `"pool task"`.
+    /// The kind of code that it ended: `"task"`, `"call"`, `"pool task"`.
     pub what: &'static str,
     /// The panic message.
     pub message: String,

@@ -5,9 +5,9 @@
 //! `sendfile`, and in a read that must not wait (`RWF_NOWAIT`), even if all pages are in memory. So a read that will
 //! update the access time goes to a pool. The following ones update nothing.
 //!
-//! Whether the next read updates it is computed from the file's times, which are checked every tenth of a second while
-//! the file is read. A file that was seen to change, such as a log, is read by the pool for ten seconds, since each
-//! change causes one more update.
+//! The file's times tell whether the next read updates it. They are checked every tenth of a second while the file is
+//! read. A file that was seen to change, such as a log, is read by the pool for ten seconds, since each change causes
+//! one more update.
 //!
 //! A mount without access times (`noatime`, read-only) needs no checks. A file may be exempt for other reasons, such as
 //! its attribute `A` or a frozen file system: it counts as exempt for a minute after a read in a pool that was due to
@@ -36,8 +36,8 @@ const BELIEVED: Duration = Duration::from_millis(100);
 /// Time for which a file counts as changing after a change was seen.
 const RESTLESS_TIME: Duration = Duration::from_secs(10);
 
-/// Whether the next read of an open file updates its access time. Times are by the wall clock; if it is set back, all
-/// periods count as over.
+/// State of an open file that tells whether its next read updates the access time. Times are by the wall clock; if that
+/// is set back, all periods count as over.
 pub(super) struct AccessTime {
     /// Reads update nothing, or no loop reads the file.
     is_of_no_concern: AtomicBool,
@@ -78,13 +78,13 @@ impl AccessTime {
         time
     }
 
-    /// Whether [`AccessTime::is_written`] has to be called.
+    /// True if [`AccessTime::is_written`] has to be called.
     #[inline]
     pub fn may_be_due(&self, wall: Duration) -> bool {
         !self.is_of_no_concern.load(Relaxed) && !is_within(wall, &self.looked_nanos, BELIEVED)
     }
 
-    /// Whether the next read may update it, by the file's times and its mount.
+    /// True if the next read may update it, by the file's times and its mount.
     #[cold]
     pub fn is_written(&self, file: BorrowedFd<'_>, device: u64, wall: Duration) -> bool {
         match rustix::fs::fstat(file) {
@@ -96,7 +96,7 @@ impl AccessTime {
         !is_of_no_concern
     }
 
-    /// Whether the next read of a file with these times updates.
+    /// True if the next read of a file with these times updates.
     fn is_due(&self, times: Times, wall: Duration) -> bool {
         if self.changed_nanos.swap(nanos(times.changed), Relaxed) != nanos(times.changed) {
             self.restless_from_nanos.store(nanos(wall), Relaxed);
@@ -127,7 +127,7 @@ impl AccessTime {
     }
 }
 
-/// Whether less than `time` has passed since `from`.
+/// True if less than `time` has passed since `from`.
 #[inline]
 fn is_within(wall: Duration, from: &AtomicU64, time: Duration) -> bool {
     nanos(wall).wrapping_sub(from.load(Relaxed)) < nanos(time)

@@ -159,7 +159,7 @@ impl File {
         self.close_in_pool();
     }
 
-    /// Whether the file is being written, as far as is known.
+    /// True if the file is being written, as far as is known.
     #[inline]
     pub(super) fn is_written(&self) -> bool {
         self.shared.is_written.load(Ordering::Relaxed)
@@ -191,12 +191,12 @@ impl File {
         Device::number(self.shared.metadata.device)
     }
 
-    /// Whether operations on it may wait for another machine or process, so that all of them belong in a pool.
+    /// True if operations on it may wait for another machine or process, so that all of them belong in a pool.
     pub fn waits_for_others(&self) -> bool {
         self.shared.access == ReadAccess::Waits
     }
 
-    /// Whether a read now updates the access time, and so may wait for the file system.
+    /// True if a read now updates the access time, and so may wait for the file system.
     #[inline]
     pub(crate) fn writes_access_time(&self) -> bool {
         let (time, wall) = (&self.shared.access_time, wall_anywhere());
@@ -269,7 +269,7 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// Whether closing may wait.
+    /// True if closing may wait.
     fn is_close_costly(&self, descriptor: &Option<OwnedFd>) -> bool {
         let is_unlinked = || {
             let stat = descriptor.as_ref().map(rustix::fs::fstat);

@@ -39,7 +39,7 @@ impl FileError {
         &self.path
     }
 
-    /// Whether there is no room: the disk is full (ENOSPC), or a quota is used up (EDQUOT).
+    /// True if there is no room: the disk is full (ENOSPC), or a quota is used up (EDQUOT).
     pub fn is_out_of_space(&self) -> bool {
         matches!(self.error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
     }

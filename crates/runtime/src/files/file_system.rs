@@ -31,13 +31,13 @@ pub(super) trait FileSystem {
     /// The path without symbolic links, if that cannot wait; `None` = not without waiting.
     fn try_real_path(&self, path: &Path) -> Option<io::Result<PathBuf>>;
 
-    /// Whether opens with checked links can be done without waiting.
+    /// True if opens with checked links can be done without waiting.
     fn can_check_links(&self) -> bool;
 
     /// Adopts a file that was opened otherwise. May block.
     fn adopt(&self, descriptor: OwnedFd) -> io::Result<File>;
 
-    /// Whether the ring can read files of this device without a kernel thread that waits, as far as is known.
+    /// True if the ring can read files of this device without a kernel thread that waits, as far as is known.
     fn reads_asynchronously(&self, device: u64) -> bool;
 
     /// Writes pieces, perhaps only the first bytes of them; may block.

@@ -53,12 +53,12 @@ impl FileMetadata {
         time(self.changed_seconds, self.changed_nanos)
     }
 
-    /// Whether it is a regular file.
+    /// True if it is a regular file.
     pub fn is_regular(&self) -> bool {
         self.kind == FileKind::Regular
     }
 
-    /// Whether it is a directory.
+    /// True if it is a directory.
     pub fn is_directory(&self) -> bool {
         self.kind == FileKind::Directory
     }

@@ -111,17 +111,17 @@ static POINTS: RwLock<Option<PrefixTree<u64>>> = RwLock::new(None);
 /// Devices by noted directory.
 static DIRECTORIES: Mutex<BTreeMap<Vec<u8>, u64>> = Mutex::new(BTreeMap::new());
 
-/// Whether a file system that waits for others is mounted.
+/// True if a file system that waits for others is mounted.
 pub(crate) fn any_waiting() -> bool {
     ANY_WAITING.load(Ordering::Relaxed)
 }
 
-/// Whether files of this device may wait for others; `None` = unknown.
+/// True if files of this device may wait for others; `None` = unknown.
 pub(crate) fn may_wait(device: u64) -> Option<bool> {
     kind(device).map(waits)
 }
 
-/// Whether files of this device are known to exist only in memory.
+/// True if files of this device are known to exist only in memory.
 pub(crate) fn lies_in_memory(device: u64) -> bool {
     kind(device) == Some(Kind::Memory)
 }
@@ -137,18 +137,18 @@ pub(crate) fn access_times(mount: Option<u64>, device: u64) -> AccessTimes {
     if is_elsewhere { AccessTimes::Never } else { AccessTimes::Relative }
 }
 
-/// Whether it lies on a disk. Other file systems have an anonymous device, with major number 0; so has btrfs, which may
+/// True if it lies on a disk. Other file systems have an anonymous device, with major number 0; so has btrfs, which may
 /// span several disks.
 fn is_of_disk(kind: Kind, device: u64) -> bool {
     kind == Kind::Asynchronous || kind == Kind::Local && rustix::fs::major(device) != 0
 }
 
-/// Whether a ring is known to read from this device without a kernel thread that waits.
+/// True if a ring is known to read from this device without a kernel thread that waits.
 pub(crate) fn reads_asynchronously(device: u64) -> bool {
     kind(device) == Some(Kind::Asynchronous)
 }
 
-/// Whether a disk is mounted with `strictatime`.
+/// True if a disk is mounted with `strictatime`.
 pub(crate) fn any_strict() -> bool {
     ANY_STRICT.load(Ordering::Relaxed)
 }
@@ -217,7 +217,7 @@ fn waits(kind: Kind) -> bool {
     kind == Kind::Remote || (kind == Kind::Layered && any_waiting())
 }
 
-/// Whether it is time to `refresh`; true for one caller.
+/// True if it is time to `refresh`; true for one caller.
 pub(crate) fn refresh_due() -> bool {
     // 0 stands for "never".
     let now = clock_gettime(ClockId::MonotonicCoarse).tv_sec.max(1) as u64;

@@ -72,7 +72,7 @@ impl OpenFlags {
         Mode::from_raw_mode(self.create.unwrap_or(0))
     }
 
-    /// Whether the file may be changed through the descriptor.
+    /// True if the file may be changed through the descriptor.
     pub(super) fn writes(self) -> bool {
         self.write || self.append || self.truncate || self.create.is_some()
     }

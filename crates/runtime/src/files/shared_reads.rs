@@ -38,7 +38,7 @@ use crate::stall::usage::watch_waiting;
 /// Options of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ReadHow {
-    /// Whether the piece may be in memory, because it was not checked.
+    /// True if the piece may be in memory, because it was not checked.
     pub unlooked: bool,
     /// Use `O_DIRECT`, with this alignment.
     pub direct: Option<u32>,
@@ -388,7 +388,7 @@ mod tests {
                 }
                 pool.run_for(Device::key(7), || ()).await.expect("a thread for another device");
             }
-            // The loop never waits for what a pool thread would wait for.
+            // The loop does not read in place of a pool thread, since it would have to wait.
             let full = ThreadPool::new("full", 1, 0);
             let held = Arc::clone(&gate);
             full.detach(Device::NONE, move || drop(held.lock())).expect("room");

@@ -291,7 +291,7 @@ impl Growing {
         GrowingEnd::NoLongerStored(Some(FileError::new("pwrite", Arc::clone(&self.path), error)))
     }
 
-    /// Starts a write of what is queued, unless one is queued or in flight.
+    /// Starts a write of the queued pieces, unless one is in flight or in the pool's queue.
     fn begin(self: &Arc<Self>) {
         let mut state = self.state.lock();
         if state.is_busy || state.queue.is_empty() {
@@ -305,8 +305,8 @@ impl Growing {
         }
     }
 
-    /// Retries a write that the pool has refused. That also happens to a thread that has just written, and still counts
-    /// as running, in a pool without a queue.
+    /// Retries a write that the pool has refused. A thread that has just written is refused too if the pool has no
+    /// queue, since it still counts as running.
     #[cold]
     fn begin_later(self: &Arc<Self>, refused: PoolError) {
         if refused == PoolError::Stopped || try_now().is_none() {

@@ -60,12 +60,12 @@ impl Doorbell {
         self.sleeping.swap(false, Ordering::AcqRel);
     }
 
-    /// Whether there is a message.
+    /// True if there is a message.
     pub fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Whether the queue must be emptied now.
+    /// True if the queue must be emptied now.
     #[must_use]
     pub fn answer(&self) -> bool {
         // Most turns find no message, and a load costs nothing.

@@ -60,7 +60,7 @@ pub fn leased_bytes() -> usize {
     LEASED.get()
 }
 
-/// Whether the limit of leased bytes is reached: time to stop accepting and to refuse new requests.
+/// True if the limit of leased bytes is reached: time to stop accepting and to refuse new requests.
 pub fn leases_exhausted() -> bool {
     LEASED.get() >= LEASED_MAX.get() && leased_bytes() >= LEASED_MAX.get()
 }
@@ -376,7 +376,7 @@ fn origin_of_new() -> Arc<Account> {
     Account::current().unwrap_or_default()
 }
 
-/// Whether this is the only reference, on the thread that the block belongs to.
+/// True if this is the only reference, on the thread that the block belongs to.
 #[inline]
 fn is_only_one(memory: &Arc<Memory>) -> bool {
     if Arc::strong_count(memory) != 1 || !memory.charge.origin.is_current() {

@@ -149,7 +149,7 @@ impl Buffer {
         (self.end - self.start) as usize
     }
 
-    /// Whether there are no readable bytes.
+    /// True if there are no readable bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.start == self.end

@@ -49,7 +49,7 @@ impl Output {
         self.length
     }
 
-    /// Whether no bytes wait.
+    /// True if no bytes wait.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.length == 0
@@ -145,7 +145,7 @@ impl Output {
         true
     }
 
-    /// Whether some bytes are on loan.
+    /// True if some bytes are on loan.
     pub(crate) fn has_loan(&self) -> bool {
         self.loan.is_some()
     }

@@ -36,7 +36,7 @@ impl AcceptMutex {
         self.holder.compare_exchange(holder, own, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether the current loop holds the token.
+    /// True if the current loop holds the token.
     pub fn is_held(&self) -> bool {
         self.holder.load(Ordering::Acquire) == own_number()
     }

@@ -60,7 +60,7 @@ impl Listener {
         Ok(accepted.map(|(socket, peer)| self.stream(socket, peer)))
     }
 
-    /// Whether a connection is pending in the kernel. A system call.
+    /// True if a connection is pending in the kernel. A system call.
     pub fn has_waiting(&self) -> bool {
         has_connection(&self.socket)
     }

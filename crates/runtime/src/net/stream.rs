@@ -128,13 +128,13 @@ impl Stream {
         self.environment.driver.poll_connected(self.key, cx)
     }
 
-    /// Whether nothing has arrived: no bytes, no end, no error. No system call where the driver would know; events of
+    /// True if nothing has arrived: no bytes, no end, no error. No system call where the driver would know; events of
     /// this turn may be visible only in the next one.
     pub fn is_idle(&self) -> bool {
         !self.has_ahead() && !self.environment.driver.may_have_input(self.key)
     }
 
-    /// Whether there is data that came with the stream or was put back.
+    /// True if there is data that came with the stream or was put back.
     fn has_ahead(&self) -> bool {
         let ahead = self.ahead.take();
         let has_ahead = ahead.is_some();
@@ -142,7 +142,7 @@ impl Stream {
         has_ahead
     }
 
-    /// Whether a receive would not wait: there are bytes, the end, or an error. A system call.
+    /// True if a receive would not wait: there are bytes, the end, or an error. A system call.
     pub fn has_input(&self) -> bool {
         self.has_ahead() || self.environment.driver.has_input(self.key)
     }
@@ -163,7 +163,7 @@ impl Stream {
         self.environment.driver.poll_writable(self.key, cx)
     }
 
-    /// Whether the last send was short and the kernel has not announced room since. A send may wait for other reasons,
+    /// True if the last send was short and the kernel has not announced room since. A send may wait for other reasons,
     /// such as the turn's budget. No system call.
     pub fn is_full(&self) -> bool {
         self.environment.driver.is_full(self.key)
@@ -304,7 +304,7 @@ impl Stream {
         self.poll_within_budget(cx, max, |driver, cx| driver.poll_splice_out(self.key, cx, pipe, max))
     }
 
-    /// Whether this stream or the driver holds, or may come to hold, bytes that the reader has not asked for.
+    /// True if this stream or the driver holds, or may come to hold, bytes that the reader has not asked for.
     pub(super) fn receives_ahead(&self) -> bool {
         self.has_ahead() || self.environment.driver.receives_ahead(self.key)
     }
@@ -316,14 +316,14 @@ impl Stream {
         self.environment.driver.poll_peer_closed(self.key, cx).map(drop)
     }
 
-    /// Whether the connection is broken: reset, or closed in both directions. A peer that has only shut down its write
+    /// True if the connection is broken: reset, or closed in both directions. A peer that has only shut down its write
     /// side may still read; over TCP one that has closed its socket looks the same until data is sent to it. A system
     /// call.
     pub fn is_broken(&self) -> bool {
         self.environment.driver.is_broken(self.key)
     }
 
-    /// Whether the peer has shut down its write side, or the connection is broken, even with data unread. A system
+    /// True if the peer has shut down its write side, or the connection is broken, even with data unread. A system
     /// call, unless an event has told already.
     pub fn has_hung_up(&self) -> bool {
         self.environment.driver.has_hung_up(self.key)
@@ -383,7 +383,7 @@ impl Stream {
         self.environment.driver.set_linger_reset(self.key)
     }
 
-    /// Whether the kernel holds data that was not received: closing the socket would then reset the connection. A
+    /// True if the kernel holds data that was not received: closing the socket would then reset the connection. A
     /// system call; false if that is unknown.
     pub fn has_unread(&self) -> bool {
         self.kernel_socket().is_some_and(|socket| options::unread(socket).is_ok_and(|bytes| bytes > 0))

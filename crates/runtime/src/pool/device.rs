@@ -59,7 +59,7 @@ impl Device {
         Device::number(key | 1 << 63)
     }
 
-    /// Whether it is a device of files.
+    /// True if it is a device of files.
     pub(super) fn is_of_files(self) -> bool {
         self != Device { queue: self.queue, ..Device::NONE } && self.number >> 63 == 0
     }

@@ -527,12 +527,12 @@ thread_local! {
     static IS_OF_A_POOL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread runs a loop, so that it must not block.
+/// True if the calling thread runs a loop, so that it must not block.
 pub(crate) fn on_a_loop() -> bool {
     Environment::try_with(|_| ()).is_some()
 }
 
-/// Whether the calling thread belongs to a pool, so that it may block.
+/// True if the calling thread belongs to a pool, so that it may block.
 pub(crate) fn on_a_pool_thread() -> bool {
     // False while the thread ends, when only destructors run.
     IS_OF_A_POOL.try_with(Cell::get).unwrap_or(false)

@@ -3,8 +3,8 @@
 //! A data structure only, without threads, locks and clock: the pool reports which tasks run.
 //!
 //! One device may use all threads and the whole queue as long as no other needs them. While others wait it gets at most
-//! half of each (rounded up). What it already holds cannot be taken back, least of all when it hangs; so if the others'
-//! half is in use, a *reserve* of the same size lends it to them:
+//! half of each (rounded up). Threads and places that it already uses cannot be taken back, least of all when it hangs;
+//! so if the others' half is in use, a *reserve* of the same size lends it to them:
 //!
 //! ```text
 //!   threads=4     A alone          B comes            A answers again
@@ -13,8 +13,7 @@
 //! ```
 //!
 //! A device's tasks may stand in several queues (`Device::queues`), which are treated as devices of their own, except
-//! for the reserve: the queues of one device hang together, and what they use of the others' half is lent for all of
-//! them.
+//! for the reserve: the queues of one device hang together, so the reserve counts all of them as one device.
 //!
 //! Invariants: at most `threads` tasks run, and with the reserve half as many more; the devices other than the largest
 //! always find half of the threads and of the queue; no thread is idle while a waiting task may run. With a single
@@ -156,7 +155,7 @@ impl<J> FairQueue<J> {
         device.queues().filter_map(|queue| self.lane(queue)).map(size).sum()
     }
 
-    /// Whether this device exceeds its share of the threads.
+    /// True if this device exceeds its share of the threads.
     fn is_over_share(&self, device: Device) -> bool {
         self.over_share.is_some_and(|over| over.number == device.number)
     }
@@ -168,7 +167,7 @@ impl<J> FairQueue<J> {
         self.threads_max.max(self.total(over, |lane| lane.busy).saturating_add(reserved))
     }
 
-    /// Whether one more task of this device is admitted; if not, the error is the number of waiting tasks.
+    /// Admits one more task of this device, or not: then the error is the number of waiting tasks.
     pub fn admit(&self, device: Device) -> Result<(), usize> {
         let load = self.running + self.waiting;
         if load < self.threads_max {
@@ -209,7 +208,7 @@ impl<J> FairQueue<J> {
         self.note_load(device);
     }
 
-    /// Whether a thread would find a job that may run now.
+    /// True if a thread would find a job that may run now.
     pub fn has_startable(&self) -> bool {
         if self.busy < self.threads_max {
             // Two device queues at their share use all threads; so one of those that wait is below it.

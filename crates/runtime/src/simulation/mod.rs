@@ -129,7 +129,7 @@ impl Simulation {
         self.world.files.borrow_mut().add(path.as_ref(), content, faults)
     }
 
-    /// Whether the network has broken the connection of the client with this address, or aborted it before it was
+    /// True if the network has broken the connection of the client with this address, or aborted it before it was
     /// accepted.
     pub fn was_cut(&self, client: &SocketAddress) -> bool {
         self.world.network.borrow().was_cut(client)
@@ -267,7 +267,7 @@ impl World {
         result
     }
 
-    /// Whether a call that should not have waited did.
+    /// True if a call that should not have waited did.
     pub fn call_was_slow(&self) -> bool {
         self.fate.strikes(|faults| faults.slow_calls)
     }
@@ -281,7 +281,7 @@ impl World {
         Ok(bytes)
     }
 
-    /// Whether a pool refuses a task as if it were full.
+    /// True if a pool refuses a task as if it were full.
     pub fn refuses_task(&self) -> bool {
         self.fate.strikes(|faults| faults.pool_refusals)
     }

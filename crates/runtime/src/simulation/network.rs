@@ -322,7 +322,7 @@ impl Network {
         }
     }
 
-    /// Whether a receive would not wait.
+    /// True if a receive would not wait.
     pub fn is_readable(&mut self, key: Key) -> bool {
         let end = self.end(key);
         !end.unread.is_empty() || end.has_ended || end.was_reset || matches!(end.state, State::Failed(_))
@@ -338,7 +338,7 @@ impl Network {
         end.was_reset || end.has_ended && end.has_shut_down
     }
 
-    /// Whether a send would not wait; takes no error.
+    /// True if a send would not wait; takes no error.
     pub fn is_writable(&mut self, key: Key) -> bool {
         let end = self.end(key);
         end.was_reset || end.has_shut_down || end.state == State::Open && end.credit > 0

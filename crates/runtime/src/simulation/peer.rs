@@ -24,7 +24,7 @@ use crate::time::{Moment, sleep};
 /// Bytes received at once.
 const RECEIVE_MAX: usize = 16 * 1024;
 
-/// Whether the received bytes are those that a peer waits for.
+/// Returns true for the received bytes that a peer waits for.
 pub type Expectation = Rc<dyn Fn(&[u8]) -> bool>;
 
 /// One step of sending.

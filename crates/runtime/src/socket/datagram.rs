@@ -109,7 +109,7 @@ impl<'a> Transmit<'a> {
         Transmit { destination: None, contents, segment_bytes: None, source: None, ecn: None, may_join: false }
     }
 
-    /// Whether it needs no control messages.
+    /// True if it needs no control messages.
     pub(crate) fn is_bare(&self) -> bool {
         self.source.is_none() && self.ecn.is_none() && self.stride() == self.contents.len()
     }
@@ -172,7 +172,7 @@ impl ReceiveBatch {
         self.received.len()
     }
 
-    /// Whether there are no entries.
+    /// True if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.received.is_empty()
     }

@@ -176,7 +176,7 @@ impl Turns {
         }
     }
 
-    /// Whether a turn begins and has not stored its time yet.
+    /// True if a turn begins and has not stored its time yet.
     pub(crate) fn is_beginning(&self) -> bool {
         self.began.load(Ordering::Relaxed) == BEGINS
     }

@@ -104,12 +104,12 @@ struct Schedule {
     set_at: Cell<u64>,
     /// Turns that begin earlier leave the timer unchanged; 0 = it is not set.
     next_set_at: Cell<u64>,
-    /// Whether the turn before the one that set it last was so long ago that it has expired, or would have.
+    /// True if the turn before the one that set it last was so long ago that it has expired, or would have.
     is_sparse: Cell<bool>,
 }
 
 impl Schedule {
-    /// Whether the turn that begins sets the timer.
+    /// True if the turn that begins sets the timer.
     #[inline]
     fn begin_turn(&self, now: u64) -> bool {
         if now < self.next_set_at.get() {
@@ -121,7 +121,7 @@ impl Schedule {
         true
     }
 
-    /// Whether the loop, which is about to wait, clears it.
+    /// True if the loop, which is about to wait, clears it.
     #[inline]
     fn rest(&self) -> bool {
         self.is_sparse.get() && self.next_set_at.replace(0) != 0

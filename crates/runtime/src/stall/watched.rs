@@ -58,7 +58,7 @@ impl Watched {
         self.listeners.lock().clone()
     }
 
-    /// Whether the loop has a socket of its own at this address.
+    /// True if the loop has a socket of its own at this address.
     pub fn listens_alone_on(&self, address: &SocketAddress) -> bool {
         self.listeners.lock().iter().any(|known| known.own_address.as_ref() == Some(address))
     }
@@ -133,7 +133,7 @@ pub(crate) fn monotonic_nanos() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Whether a connection is pending on a listening socket.
+/// True if a connection is pending on a listening socket.
 pub(crate) fn has_connection(socket: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
     matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))

@@ -101,7 +101,7 @@ impl<T> Sender<T> {
         Sending { sender: self, value: Some(value), ticket: None }
     }
 
-    /// Whether the receiver was dropped.
+    /// True if the receiver was dropped.
     pub fn is_closed(&self) -> bool {
         self.shared.lock().is_receiver_gone
     }

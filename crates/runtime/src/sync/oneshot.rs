@@ -77,7 +77,7 @@ impl<T> Sender<T> {
         // Dropping this sender wakes the receiver.
     }
 
-    /// Whether the receiver was dropped.
+    /// True if the receiver was dropped.
     pub fn is_closed(&self) -> bool {
         self.shared.lock().receiver.is_gone()
     }

@@ -1,5 +1,5 @@
-//! What the tests share, for the driver that the program names in `DRIVER`: a loop in virtual time, a directory of
-//! one's own, pairs of connected sockets.
+//! Shared by the tests, for the driver that the program names in `DRIVER`: a loop in virtual time, temporary
+//! directories, pairs of connected sockets.
 #![allow(dead_code, unused_imports)]
 
 #[path = "../../../../tests/shared/skips.rs"]
@@ -15,11 +15,11 @@ use std::time::{Duration, SystemTime};
 use gale_runtime::*;
 pub use skips::skip;
 
-/// The kernels that brought something that the ring uses, each without what came later. "6.17" is what was used last.
+/// Kernels with features that the ring uses; each run lacks those of later ones. The last one is the newest in use.
 const KERNELS: &[&str] = &["5.13", "5.15", "5.17", "5.18", "5.19", "6.0", "6.1", "6.6", "6.15", "6.17"];
 
-/// Runs this test program once more for each of the older kernels, with a ring as it would be there, as far as the
-/// names of tests contain one of these words. Tests that need a newer one are no skips.
+/// Runs this test program again for each of the older kernels, with a ring as it would be there, limited to tests whose
+/// names contain one of these words. Tests that need a newer kernel do not count as skipped.
 pub fn run_as_on_older_kernels(words: &[&str]) {
     const KERNEL_MAX: &str = "GALE_TEST_KERNEL_MAX";
     if std::env::var_os(KERNEL_MAX).is_some() {
@@ -34,7 +34,7 @@ pub fn run_as_on_older_kernels(words: &[&str]) {
     }
 }
 
-/// Whether a ring has what was added in this version of Linux; tests of its details mean nothing without.
+/// True if a ring has the features of this version of Linux; tests of their details need them.
 pub fn kernel_has(major: u16, minor: u16) -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(['.', '-']).map(|number| number.parse().unwrap_or(0));
@@ -47,17 +47,17 @@ pub fn kernel_has(major: u16, minor: u16) -> bool {
     has
 }
 
-/// Real time, and this program's driver.
+/// Real time, with this program's driver.
 pub fn options() -> LoopOptions {
     LoopOptions { driver: crate::DRIVER, ..LoopOptions::default() }
 }
 
-/// Virtual time, and this program's driver.
+/// Virtual time, with this program's driver.
 pub fn simulated_time() -> LoopOptions {
     LoopOptions { driver: crate::DRIVER, ..LoopOptions::simulated_time() }
 }
 
-/// A loop that really has the driver that was asked for, where the kernel gives it.
+/// A loop with the requested driver, if the kernel supports it.
 pub fn event_loop(options: LoopOptions) -> EventLoop {
     let event_loop = EventLoop::new(options).unwrap();
     if let Some(reason) = event_loop.driver_reason() {
@@ -71,24 +71,24 @@ pub fn run<T>(main: impl Future<Output = T>) -> T {
     event_loop(simulated_time()).run(main)
 }
 
-/// The same on a loop that goes on when tasks panic, as that of a server does.
+/// The same on a loop that survives panics of tasks, like a server's.
 pub fn run_with_panics<T>(main: impl Future<Output = T>) -> T {
     event_loop(LoopOptions { survives_panics: true, ..simulated_time() }).run(main)
 }
 
-/// Runs `main` on a loop of its own in real time, as peers in other threads need it.
+/// Runs `main` on a loop of its own in real time, for peers in other threads.
 pub fn run_real<T>(main: impl Future<Output = T>) -> T {
     event_loop(options()).run(main)
 }
 
-/// A directory that disappears with the value.
+/// A temporary directory, removed when the value is dropped.
 pub struct Directory(PathBuf);
 
 impl Directory {
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        // This module may be in a program several times, each with a count of its own.
+        // A program may include this module several times, each with a count of its own.
         let module = module_path!().replace("::", "-");
         let path = std::env::temp_dir().join(format!("gale-runtime-{module}-{}-{number}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
@@ -105,7 +105,7 @@ impl Directory {
         path
     }
 
-    /// The same of a file whose next reads leave its time of access alone.
+    /// The same for a file whose next reads do not update its access time.
     pub fn file_read_before(&self, name: &str, content: &[u8]) -> PathBuf {
         let path = self.file(name, content);
         set_accessed(&path, SystemTime::now() + Duration::from_secs(3600));
@@ -113,7 +113,7 @@ impl Directory {
     }
 }
 
-/// When a file was read last.
+/// Sets the access time of a file.
 pub fn set_accessed(path: &Path, time: SystemTime) {
     std::fs::File::open(path).unwrap().set_times(FileTimes::new().set_accessed(time)).unwrap();
 }
@@ -158,19 +158,19 @@ pub async fn receive(stream: &Stream, length: usize) -> Vec<u8> {
     input.readable().to_vec()
 }
 
-/// Turns of the loop, so that what was submitted can complete and be told.
+/// Yields for this many turns of the loop, so that submitted operations can complete.
 pub async fn turns(count: u32) {
     for _ in 0..count {
         yield_now().await;
     }
 }
 
-/// Polls a future once: what it says before anything else happens.
+/// Polls a future once and returns the result.
 pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> std::task::Poll<F::Output> {
     std::future::poll_fn(|cx| std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(cx))).await
 }
 
-/// A pattern in which a lost, doubled or misplaced byte shows.
+/// A pattern that reveals lost, duplicated or misplaced bytes.
 pub fn pattern(length: usize) -> Vec<u8> {
     (0..length as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }

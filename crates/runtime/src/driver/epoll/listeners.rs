@@ -20,7 +20,7 @@ use crate::driver::listening::{Listening, accept};
 use crate::executor::slots::Key;
 use crate::socket::{AcceptOptions, SocketAddress};
 
-/// Whether a listening socket is registered with epoll.
+/// True for a listening socket that is registered with epoll.
 pub(super) type Registered = bool;
 
 impl Epoll {

@@ -203,7 +203,7 @@ impl StreamDriver for Epoll {
     }
 }
 
-/// Whether a send would not wait. If it would, an event will report room.
+/// True if a send would not wait. If it would, an event will report room.
 fn has_room(socket: BorrowedFd<'_>) -> bool {
     look_for(socket, PollFlags::OUT) != Err(Errno::AGAIN)
 }

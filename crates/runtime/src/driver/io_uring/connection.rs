@@ -3,7 +3,7 @@
 //! At most one of each [`Op`] is in flight. Entries are made from the slot's state when the turn ends, so none is ever
 //! submitted for a descriptor that has been closed.
 //!
-//! How a connection waits for data, and how each way of waiting ends:
+//! Ways of waiting for data, and their ends:
 //!
 //! ```text
 //!   nothing received yet ──► Single ──── data ───► reader
@@ -52,7 +52,7 @@ const MULTISHOT_BYTES: u32 = 16 * 1024;
 pub(super) struct Connection {
     /// `None` when closed: the slot stays for the operations in flight.
     pub socket: Option<OwnedFd>,
-    /// Whether a direct receive may succeed, as far as is known.
+    /// True if a direct receive may succeed, as far as is known.
     pub readable: bool,
     pub writable: bool,
     pub hung_up: bool,
@@ -194,7 +194,7 @@ impl Connection {
         self.busy.get_or_insert_default()
     }
 
-    /// Whether a poll has failed since the connection became busy.
+    /// True if a poll has failed since the connection became busy.
     pub fn has_failed_poll(&self) -> bool {
         self.busy.as_ref().is_some_and(|busy| busy.poll_failed)
     }
@@ -268,7 +268,7 @@ impl Connection {
         true
     }
 
-    /// Whether the end of the receive in flight was requested.
+    /// True if the end of the receive in flight was requested.
     pub fn is_receive_ending(&self) -> bool {
         self.in_flight.has(Op::Recv) && matches!(self.receive, Receive::Ending | Receive::EndingIdle)
     }
@@ -431,7 +431,7 @@ impl Connection {
 }
 
 impl BusyState {
-    /// Whether there is data or an error for the reader.
+    /// True if there is data or an error for the reader.
     pub fn has_input(&self) -> bool {
         !self.received.is_empty() || self.receive_error.is_some()
     }

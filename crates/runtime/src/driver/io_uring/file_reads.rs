@@ -27,7 +27,7 @@ impl FileReads {
         FileReads { reads: RefCell::new(Slots::new()), begun: RefCell::new(Vec::new()) }
     }
 
-    /// Whether all remaining reads were abandoned.
+    /// True if all remaining reads were abandoned.
     pub fn all_given_up(&self) -> bool {
         let given_up = self.given_up();
         self.reads.borrow().len() == given_up

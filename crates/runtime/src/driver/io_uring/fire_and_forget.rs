@@ -149,7 +149,7 @@ impl FireAndForgetSends {
         }
     }
 
-    /// Whether a completion reports a failed fire-and-forget send.
+    /// True if a completion reports a failed fire-and-forget send.
     pub fn is_of_fire_and_forget_send(completion: &Completion) -> bool {
         kind_and_key(completion.user_data).0 == KIND_FIRE_AND_FORGET_SEND
     }
@@ -276,7 +276,7 @@ impl<K: Kernel> IoUring<K> {
         self.request(key, connection, Op::Send);
     }
 
-    /// Whether a closed connection has to stay until the driver has sent its rest.
+    /// True if a closed connection has to stay until the driver has sent its rest.
     pub(super) fn must_stay(&self, connection: &mut Connection) -> bool {
         let is_owing = connection.sending().is_some_and(|sending| sending.is_owned());
         if !is_owing || connection.is_reset || connection.is_closing {

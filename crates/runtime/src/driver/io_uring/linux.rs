@@ -142,12 +142,12 @@ impl LinuxQueues {
         (registered == 1).then_some(update.offset)
     }
 
-    /// Whether the kernel works only within our calls (6.1): requested together with the single issuer.
+    /// True if the kernel works only within our calls (6.1): requested together with the single issuer.
     pub fn is_deferred(&self) -> bool {
         self.ring.params().is_setup_single_issuer()
     }
 
-    /// Whether successful operations can complete silently (5.17).
+    /// True if successful operations can complete silently (5.17).
     pub fn can_skip_success(&self) -> bool {
         self.ring.params().is_feature_skip_cqe_on_success()
     }

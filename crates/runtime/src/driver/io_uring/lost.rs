@@ -70,7 +70,7 @@ impl<K: Kernel> IoUring<K> {
         Ok(())
     }
 
-    /// Whether a kernel thread is running a receive or a send after all were cancelled: it may use their memory.
+    /// True if a kernel thread is running a receive or a send after all were cancelled: it may use their memory.
     pub(super) fn is_transfer_under_way(&self) -> bool {
         let mut in_flight = self.in_flight().into_iter();
         in_flight.any(|(op, user_data)| {

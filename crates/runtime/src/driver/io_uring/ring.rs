@@ -50,16 +50,16 @@ pub(crate) trait Queues {
     /// Moves at most `max` completions to `into`.
     fn take(&mut self, into: &mut Vec<Completion>, max: usize);
 
-    /// Whether completions can be taken without a call.
+    /// True if completions can be taken without a call.
     fn has_completions(&mut self) -> bool;
 
-    /// Whether a call is needed even if the loop does not wait.
+    /// True if a call is needed even if the loop does not wait.
     fn needs_call(&mut self) -> bool;
 
-    /// Whether the kernel reports deferred work, which the next call does.
+    /// True if the kernel reports deferred work, which the next call does.
     fn has_deferred_work(&mut self) -> bool;
 
-    /// Whether completions have overflowed their queue: the next call brings them.
+    /// True if completions have overflowed their queue: the next call brings them.
     fn has_overflow(&mut self) -> bool;
 
     /// Number of completions lost for want of memory, since the queues were set up and modulo 2³².
@@ -68,7 +68,7 @@ pub(crate) trait Queues {
     /// Cancels all operations. Errors: the kernel's; `Unsupported` where it cannot do that.
     fn cancel_all(&mut self) -> io::Result<()>;
 
-    /// Whether an operation with this user data remains after all were cancelled: then a kernel thread is running it.
+    /// True if an operation with this user data remains after all were cancelled: then a kernel thread is running it.
     fn has_operation(&mut self, user_data: u64) -> bool;
 
     /// Registers a ring of `count` provided buffers. Errors: the kernel's (EINVAL before 5.19).
@@ -104,7 +104,7 @@ impl Completion {
         Completion { user_data, result: -libc::ENOMEM, flags: Self::REFUSED }
     }
 
-    /// Whether the kernel had no memory to accept the operation, which was never begun, or has lost its completion. The
+    /// True if the kernel had no memory to accept the operation, which was never begun, or has lost its completion. The
     /// result is ENOMEM then.
     pub fn was_refused(&self) -> bool {
         self.flags == Self::REFUSED
@@ -156,22 +156,22 @@ impl<Q: Queues> Ring<Q> {
         self.queued.push(entry.get_user_data());
     }
 
-    /// Whether a call is needed even if the loop does not wait.
+    /// True if a call is needed even if the loop does not wait.
     pub fn has_work(&mut self) -> bool {
         self.queues.needs_call()
     }
 
-    /// Whether the kernel reports deferred work, which the next call does.
+    /// True if the kernel reports deferred work, which the next call does.
     pub fn has_deferred_work(&mut self) -> bool {
         self.queues.has_deferred_work()
     }
 
-    /// Whether completions have overflowed their queue: the next call brings them.
+    /// True if completions have overflowed their queue: the next call brings them.
     pub fn has_overflow(&mut self) -> bool {
         self.queues.has_overflow()
     }
 
-    /// Whether completions can be taken without a call.
+    /// True if completions can be taken without a call.
     pub fn has_completions(&mut self) -> bool {
         !self.stash.is_empty() || self.queues.has_completions()
     }
@@ -245,7 +245,7 @@ impl<Q: Queues> Ring<Q> {
         self.counters.lost += u64::from(count);
     }
 
-    /// Whether there are lost completions that were not handled yet.
+    /// True if there are lost completions that were not handled yet.
     pub fn has_lost(&self) -> bool {
         self.unhandled_lost > 0
     }
@@ -298,7 +298,7 @@ impl<Q: Queues> Ring<Q> {
     }
 }
 
-/// Whether the kernel had no memory for the entries to submit.
+/// True if the kernel had no memory for the entries to submit.
 fn is_memory_short(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
 }

@@ -108,7 +108,7 @@ impl Simulated {
         Poll::Pending
     }
 
-    /// Whether to return a spurious EAGAIN; a wake-up follows later.
+    /// True if to return a spurious EAGAIN; a wake-up follows later.
     fn hesitates(&self, key: Key, side: Side) -> bool {
         let hesitates = self.world.fate.strikes(|faults| faults.would_block);
         if hesitates {

@@ -135,7 +135,7 @@ impl DeviceState {
         self.reads_nanos.fetch_add(time.as_nanos() as u64, Relaxed);
     }
 
-    /// Whether a read has ended since then.
+    /// True if a read has ended since then.
     pub fn has_answered_since(&self, then: Moment) -> bool {
         self.answered_at_nanos.load(Relaxed) > then.as_nanos()
     }

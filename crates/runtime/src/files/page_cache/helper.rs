@@ -176,7 +176,7 @@ fn resident_bytes(file: BorrowedFd<'_>, question: Question, page: u64) -> Option
     Some(resident.saturating_sub(question.offset - begin))
 }
 
-/// Whether mincore(2) is truthful: it reports a page far behind the end of the file as resident, like every page, if
+/// True if mincore(2) is truthful: it reports a page far behind the end of the file as resident, like every page, if
 /// this process may not know (no CAP_FOWNER, an owner that is not mapped into the user namespace).
 fn tells_the_truth(file: BorrowedFd<'_>, size: u64, page: u64) -> Option<bool> {
     let mut pages = [0; PAGES_AT_ONCE];

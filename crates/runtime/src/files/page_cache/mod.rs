@@ -1,4 +1,4 @@
-//! The page cache: which pages of files are in memory, and what a loop may therefore do without waiting.
+//! The page cache: facts about the pages of files in memory, and the file operations that a loop may do without waiting.
 //!
 //! Only the kernel knows, and its answer is valid for a moment. So a loop sends by `sendfile` only pages that a fact
 //! says are in memory ([`facts`]), and reads on its own only where it cannot wait. The [`Condition`] of the device
@@ -279,13 +279,13 @@ pub(super) enum Residency {
     Unknown,
 }
 
-/// Whether a read from this device has ended since then, so it is slow at most, and does not hang. Reads of pieces that
+/// True if a read from this device has ended since then, so it is slow at most, and does not hang. Reads of pieces that
 /// were in memory do not count.
 pub fn has_device_answered_since(device: Device, then: Moment) -> bool {
     file_system(|file_system| file_system.page_cache().device(device.file_device()).has_answered_since(then))
 }
 
-/// Whether a read from this device is in flight, or waits for a thread.
+/// True if a read from this device is in flight, or waits for a thread.
 pub fn is_device_reading(device: Device) -> bool {
     file_system(|file_system| file_system.page_cache().device(device.file_device()).reads.load(Relaxed) > 0)
 }
@@ -339,7 +339,7 @@ impl File {
         })
     }
 
-    /// Whether a loop may read this piece: not if pages are missing on a busy device. `None` if that is unknown.
+    /// True if a loop may read this piece: not if pages are missing on a busy device. `None` if that is unknown.
     fn may_be_read(&self, cache: &PageCache, offset: u64, length: u64) -> Option<bool> {
         let now = now_anywhere();
         let condition = cache.device(self.metadata().device).condition(now);
@@ -351,7 +351,7 @@ impl File {
         self.is_cached(cache, offset, length)
     }
 
-    /// Whether all pages of a piece are in the page cache, with those that the kernel would read ahead; pages that are
+    /// True if all pages of a piece are in the page cache, with those that the kernel would read ahead; pages that are
     /// still being read count. `None` if that is unknown: the kernel tells only the file's owner, and the pages ahead
     /// may be missing.
     fn is_cached(&self, cache: &PageCache, offset: u64, length: u64) -> Option<bool> {
@@ -380,13 +380,13 @@ impl File {
         cache.facts.known_length(self.shared.hash, offset, length, age, now)
     }
 
-    /// Whether a piece is known to be in memory, so that `sendfile` will not wait. False also if finding out might
+    /// True if a piece is known to be in memory, so that `sendfile` will not wait. False also if finding out might
     /// wait. Errors: pread(2)'s.
     pub fn is_resident(&self, offset: u64, length: u64) -> io::Result<bool> {
         Ok(self.sendable(offset, length, length)? == length)
     }
 
-    /// Whether a loop can read all of a piece without waiting even if its device hangs.
+    /// True if a loop can read all of a piece without waiting even if its device hangs.
     pub fn is_in_use(&self, offset: u64, length: u64) -> bool {
         if self.waits_for_others() || self.writes_access_time() {
             return false;
@@ -541,7 +541,7 @@ impl File {
         }
     }
 
-    /// Whether a check by a pool thread is likely to find the piece.
+    /// True if a check by a pool thread is likely to find the piece.
     pub(super) fn is_worth_a_look(&self, cache: &PageCache, offset: u64) -> bool {
         cache.uses.known_length(self.shared.hash, offset, 1, IN_DEMAND_TIME, now_anywhere()) > 0
     }

@@ -138,7 +138,7 @@ where
         None
     }
 
-    /// Whether both are the same set.
+    /// True if both are the same set.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -153,7 +153,7 @@ where
         self.shared.shards.iter().map(|shard| shard.count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Whether no stream is parked.
+    /// True if no stream is parked.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -209,7 +209,7 @@ impl<K, T> WeakIdleStreams<K, T> {
         self.shared.upgrade().map(|shared| IdleStreams { shared })
     }
 
-    /// Whether this handle is to `streams`.
+    /// True if this handle is to `streams`.
     pub fn is_of(&self, streams: &IdleStreams<K, T>) -> bool {
         self.shared.as_ptr() == Arc::as_ptr(&streams.shared)
     }

@@ -45,7 +45,7 @@ impl SimulatedSockets {
         look(&mut self.ring.world.network.borrow_mut(), end)
     }
 
-    /// Whether a call returns a spurious EAGAIN.
+    /// True if a call returns a spurious EAGAIN.
     fn hesitates(&self) -> bool {
         self.ring.world.fate.strikes(|faults| faults.would_block)
     }
