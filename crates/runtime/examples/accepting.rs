@@ -51,7 +51,6 @@ fn main() {
     }
 }
 
-/// The ways to accept, by name.
 fn ways() -> Vec<(&'static str, DriverChoice, AcceptOptions)> {
     let default = AcceptOptions::default();
     let all = AcceptOptions { batch: MULTI_ACCEPT_BATCH, ..default };

@@ -145,7 +145,6 @@ async fn looks(file: &File) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Processor time of all threads.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use gale_runtime::{Device, DriverChoice, EventLoop, LoopOptions, PoolError, ThreadPool, spawn};
 
 const ROUNDS: usize = 7;
-/// Tasks in each round.
 const TASKS: usize = 50_000;
 
 fn main() -> std::io::Result<()> {
@@ -151,7 +150,6 @@ fn median(mut values: Vec<Duration>) -> Duration {
     values[values.len() / 2]
 }
 
-/// Processor time of all threads of this program.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

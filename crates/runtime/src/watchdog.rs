@@ -178,7 +178,6 @@ struct Watchdog {
     turn: usize,
 }
 
-/// One loop and its samples.
 struct WatchedLoop {
     inbox: Arc<Inbox>,
     suspect: Option<Suspect>,

@@ -310,7 +310,6 @@ async fn left_answer(room: Room, before: u32, after: u32, then: Then) {
     assert!(read == sent, "{room:?} {before} {after} {then:?}: {} of {} bytes", read.len(), sent.len());
 }
 
-/// Room in a socket.
 #[derive(Clone, Copy, Debug)]
 enum Room {
     Enough,

@@ -479,7 +479,6 @@ fn a_loop_that_stalls_does_not_keep_the_accept_mutex() {
     stalling.join().unwrap();
 }
 
-/// A task that counts the turns.
 fn count_turns() -> (TaskId, Rc<Cell<u32>>) {
     let turn = Rc::new(Cell::new(0));
     let counted = Rc::clone(&turn);

@@ -4,7 +4,8 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p gale-runtime --test loom_doorbell --release --target-dir target/loom
 //! ```
 //!
-//! Limited to what loom can explore: two senders, three messages. Tests with wrong protocols show that errors are found.
+//! Limited by the number of orders that loom can explore: two senders, three messages. Tests with wrong protocols show
+//! that errors are found.
 #![cfg(loom)]
 
 #[path = "../src/inbox/doorbell.rs"]

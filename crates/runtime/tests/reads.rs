@@ -263,7 +263,6 @@ fn what_was_found_in_memory_is_known_by_every_open_file() {
     });
 }
 
-/// Reads that wait in a pool, of different pieces of one file.
 async fn waiting_reads(file: &File, pool: &ThreadPool) -> Vec<PieceRead> {
     let mut reads = Vec::new();
     for number in 0..4 {

@@ -26,7 +26,6 @@ fn byte_at(position: usize) -> u8 {
     ((position as u32).wrapping_mul(2_654_435_761) >> 24) as u8
 }
 
-/// A ring of random size.
 fn ring_of(random: &Random) -> RingOptions {
     RingOptions {
         completions: *random.pick(&[4, 64, 4096]),

@@ -206,7 +206,6 @@ impl Answering {
     }
 }
 
-/// Two sockets at one address, and the address.
 fn sockets_of_one_address() -> ([Arc<OwnedFd>; 2], SocketAddr) {
     let open = |address: SocketAddr| {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();

@@ -86,7 +86,6 @@ pub fn pin(core: usize) {
     let _ = sched_setaffinity(None, &set);
 }
 
-/// Median and minimum of a figure.
 pub fn median_and_least<S>(samples: &[S], figure: fn(&S) -> f64) -> (f64, f64) {
     let mut column: Vec<f64> = samples.iter().map(figure).collect();
     column.sort_by(f64::total_cmp);

@@ -23,7 +23,6 @@ const CONTROL_BYTES: usize = size_of::<Control>();
 const DATAGRAMS_PER_OPERATION: usize = 8;
 const BYTES_PER_OPERATION: usize = 64 * 1024;
 
-/// Opens a socket with these options.
 pub(super) fn open(options: &DatagramOptions) -> io::Result<OwnedFd> {
     let to_kernel = |address: &Option<SocketAddress>| address.as_ref().map(SocketAddress::to_kernel).transpose();
     let (local, peer) = (to_kernel(&options.local)?, to_kernel(&options.peer)?);
@@ -294,7 +293,6 @@ struct ControlWriter<'a> {
 }
 
 impl ControlWriter<'_> {
-    /// Appends a control message.
     fn push<T: Copy>(&mut self, level: i32, kind: i32, value: T) {
         // SAFETY: these compute lengths only.
         let (space, length) =

@@ -160,7 +160,6 @@ struct Accepts {
 }
 
 impl Accepts {
-    /// Notes an event of the socket.
     fn note_event(&mut self) {
         self.cautious_events = self.cautious_events.saturating_sub(1);
     }

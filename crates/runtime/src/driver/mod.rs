@@ -147,7 +147,6 @@ pub(crate) struct Released {
     pub error: Option<Errno>,
 }
 
-/// One end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
     Local,
@@ -203,7 +202,6 @@ pub(crate) trait StreamDriver {
     /// Errors: if those bytes are unknown or a send is in flight; then the socket stays in the driver, to be closed.
     fn release(&self, key: Key) -> io::Result<Released>;
 
-    /// Closes a socket.
     fn close(&self, key: Key);
 
     /// Ready when the driver has sent all data of closed sockets that it still held (the kernel's own queues do not
@@ -316,7 +314,6 @@ pub(crate) trait StreamDriver {
         Some(self.descriptor(key))
     }
 
-    /// The address of one end.
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
         // SAFETY: the slot owns the descriptor, which is not closed during this call.
         end.address_of(unsafe { BorrowedFd::borrow_raw(self.descriptor(key)) })
@@ -341,7 +338,6 @@ pub(crate) trait ListenerDriver {
     /// Removes a listening socket; it is closed with its last owner.
     fn detach_listener(&self, key: Key);
 
-    /// Changes the accept options.
     fn set_accept_options(&self, key: Key, options: AcceptOptions);
 
     /// Stops listening for events of the socket until the next `poll_accept`.
@@ -362,7 +358,6 @@ pub(crate) trait ListenerDriver {
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
 }
 
-/// Datagram sockets.
 pub(crate) trait DatagramDriver {
     /// Opens a socket with these options, bound and connected as they say.
     fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key>;

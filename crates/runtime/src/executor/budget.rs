@@ -266,7 +266,6 @@ impl Environment {
         }
     }
 
-    /// Notes that a poll of this task begins.
     #[inline]
     pub fn begin_poll(&self, task: Key) {
         if self.budget.next.get() == Some(task) {
@@ -275,7 +274,6 @@ impl Environment {
         }
     }
 
-    /// Notes that the poll has ended.
     #[inline]
     pub fn end_poll(&self) {
         let budget = &self.budget;

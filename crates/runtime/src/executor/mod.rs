@@ -377,7 +377,6 @@ impl Executor {
     }
 }
 
-/// Makes a waker of this word.
 #[inline]
 pub(crate) fn waker_of(word: u64) -> Waker {
     // SAFETY: the functions of VTABLE treat the data as a number and never as a pointer, own nothing, and may be called

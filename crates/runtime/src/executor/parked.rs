@@ -47,7 +47,6 @@ impl Parked {
         displaced
     }
 
-    /// Takes the waker.
     #[inline]
     pub fn take(&mut self) -> Option<Waker> {
         self.0.take().map(|word| into_waker(!word.get()))

@@ -16,7 +16,6 @@ use crate::files::File;
 use crate::files::page_cache::InFlight;
 use crate::memory::read_memory::ReadMemory;
 
-/// A read to be done.
 pub(crate) struct FileRead {
     pub file: File,
     /// Use the `O_DIRECT` descriptor, which has been opened.

@@ -87,7 +87,6 @@ pub struct GrowingReader {
     offset: u64,
     /// Its place among the readers that wait for growth.
     ticket: Option<Ticket>,
-    /// A read in a pool.
     read: Option<PoolRead>,
 }
 

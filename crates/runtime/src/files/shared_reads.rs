@@ -106,7 +106,6 @@ impl From<Failure> for io::Error {
     }
 }
 
-/// The reads in flight.
 pub(crate) type Reads = SingleFlight<Key, Result<Bytes, Failure>>;
 
 /// A read of a piece. Dropping it leaves the shared read.
@@ -152,7 +151,6 @@ impl Future for PieceRead {
     }
 }
 
-/// A piece to be read.
 #[derive(Clone)]
 struct Piece {
     file: File,

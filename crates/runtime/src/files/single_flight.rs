@@ -26,7 +26,6 @@ use parking_lot::Mutex;
 /// Number of tables of computations.
 const SHARDS: usize = 16;
 
-/// A shared computation.
 pub(super) type Computation<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// The computations in flight by key.

@@ -236,12 +236,10 @@ pub(crate) fn version() -> usize {
     VERSION.load(SeqCst)
 }
 
-/// The inboxes of all loops.
 pub(crate) fn all() -> Vec<Arc<Inbox>> {
     LOOPS[..LOOPS_END.load(SeqCst)].iter().filter_map(|slot| slot.read().clone()).collect()
 }
 
-/// The inbox of the loop with this number.
 pub(crate) fn of_loop(index: usize) -> Option<Arc<Inbox>> {
     LOOPS[index].read().clone()
 }

@@ -188,7 +188,6 @@ impl Charge {
         Ok(())
     }
 
-    /// As `give_back`, on the origin thread.
     #[inline]
     fn give_back_on_origin(&self, holder: u8) {
         match holder {

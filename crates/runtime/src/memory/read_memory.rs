@@ -40,7 +40,6 @@ struct Free {
     warm: [Vec<Start>; LEASE_CLASSES.len()],
     /// Free blocks without pages, by class.
     cold: [Vec<Start>; LEASE_CLASSES.len()],
-    /// Total bytes of `warm`.
     warm_bytes: usize,
 }
 
@@ -104,7 +103,6 @@ impl ReadMemory {
 }
 
 impl Default for ReadMemory {
-    /// No bytes.
     fn default() -> ReadMemory {
         ReadMemory::new(0)
     }

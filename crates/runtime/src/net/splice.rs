@@ -44,7 +44,6 @@ thread_local! {
 pub struct Splice {
     /// Present while it holds bytes or is about to.
     pipe: Option<Pipe>,
-    /// Bytes in the pipe.
     piped: usize,
     /// Bytes received and not sent yet, if there are any.
     output: Option<Box<Output>>,
@@ -227,7 +226,6 @@ impl Splice {
     }
 }
 
-/// An empty pipe.
 struct Pipe {
     output: OwnedFd,
     input: OwnedFd,

@@ -48,7 +48,6 @@ impl Device {
         Device { queue: Queue::Writes, ..self }
     }
 
-    /// This device with each of its queues.
     pub(super) fn queues(self) -> impl Iterator<Item = Device> {
         Queue::ALL.into_iter().map(move |queue| Device { queue, ..self })
     }
@@ -59,7 +58,6 @@ impl Device {
         Device::number(key | 1 << 63)
     }
 
-    /// True if it is a device of files.
     pub(super) fn is_of_files(self) -> bool {
         self != Device { queue: self.queue, ..Device::NONE } && self.number >> 63 == 0
     }

@@ -35,7 +35,6 @@ pub(super) trait Job: Send + Sync {
     fn entry(&self) -> &QueueEntry;
 }
 
-/// The end of a task.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
     Completed,
@@ -119,7 +118,6 @@ impl<T> PoolTask<T> {
 }
 
 impl<T> PoolTask<T> {
-    /// Ends the wait.
     fn note_wait(&mut self) {
         if let Some(since) = self.waits_since.take()
             && let Some(now) = try_now()

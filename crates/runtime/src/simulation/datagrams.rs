@@ -23,7 +23,6 @@ const ARRIVED_MAX: usize = 256;
 /// First port for sockets without one.
 const FIRST_PORT: u16 = 20_000;
 
-/// A datagram on its way.
 #[derive(Clone)]
 pub(crate) struct Datagram {
     to: SocketAddress,

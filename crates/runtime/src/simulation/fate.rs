@@ -135,7 +135,6 @@ impl Fate {
         self.agenda.borrow_mut().insert((nanos, number), event);
     }
 
-    /// Time of the next event.
     pub fn next_event(&self) -> Option<u64> {
         self.agenda.borrow().first_key_value().map(|((nanos, _), _)| *nanos)
     }

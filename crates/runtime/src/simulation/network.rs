@@ -32,7 +32,6 @@ const FIRST_PORT: u16 = 10_000;
 pub(crate) enum Arrival {
     /// Bytes; the number counts the pieces sent to this end.
     Data(u64, Vec<u8>),
-    /// The end of the stream.
     End,
     Reset,
     /// The connection is established.
@@ -121,7 +120,6 @@ impl Network {
         self.ends.get_mut(key).expect("a descriptor's end lives as long as it")
     }
 
-    /// Number of open ends.
     pub fn open_ends(&mut self) -> usize {
         let mut open = 0;
         self.ends.for_each(|_, end| open += usize::from(end.state != State::Closed));
@@ -531,7 +529,6 @@ impl End {
         fate.plan_at(self.last_arrival, Event::Arrival { end: self.other, arrival });
     }
 
-    /// Handles an arrival.
     fn handle(&mut self, fate: &Fate, arrival: Arrival) {
         if self.was_reset {
             return;

@@ -8,14 +8,12 @@ const KEPT_MAX: usize = 400;
 
 const PRIME: u64 = 0x100_0000_01b3;
 
-/// One event.
 #[derive(Clone, Copy)]
 struct Note {
     nanos: u64,
     what: &'static str,
     /// Number of the socket, listener, file or task.
     number: u64,
-    /// Its amount.
     amount: u64,
 }
 

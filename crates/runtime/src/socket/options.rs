@@ -9,17 +9,14 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-/// `TCP_NODELAY`.
 pub(crate) fn set_nodelay(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     Ok(sockopt::set_tcp_nodelay(socket, on)?)
 }
 
-/// `TCP_CORK`.
 pub(crate) fn set_cork(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     Ok(sockopt::set_tcp_cork(socket, on)?)
 }
 
-/// `SO_KEEPALIVE`.
 pub(crate) fn set_keepalive(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     Ok(sockopt::set_socket_keepalive(socket, on)?)
 }

@@ -126,7 +126,6 @@ impl Turns {
         self.marked.iter().zip(figures).for_each(|(kept, figure)| kept.store(figure, Ordering::Relaxed));
     }
 
-    /// Notes that the turn that began at `began` has ended.
     #[inline]
     pub(crate) fn end(&self, began: u64, now: u64) {
         let nanos = now.saturating_sub(began);
@@ -272,7 +271,6 @@ struct LastStall {
     guess: AtomicU8,
 }
 
-/// A stall that has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct EndedStall {
     pub nanos: u64,
@@ -292,7 +290,6 @@ pub(crate) struct Sample {
     pub run: u64,
     /// Time spent waiting for a processor, without a current wait.
     pub delay: u64,
-    /// Number of sleeps.
     pub sleeps: u64,
 }
 

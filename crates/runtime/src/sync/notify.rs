@@ -23,7 +23,6 @@ pub struct Notify {
 #[derive(Default)]
 struct State {
     waiting: Waiters,
-    /// A notification is kept.
     is_kept: bool,
     /// Chosen waiters with a smaller ticket were notified together with all others.
     all_before: Ticket,

@@ -135,12 +135,10 @@ impl Clock {
         self.wall.set(0);
     }
 
-    /// The time of this turn.
     pub fn now(&self) -> Moment {
         Moment(self.now.get())
     }
 
-    /// The number of this turn.
     pub fn turn(&self) -> u64 {
         self.turn.get()
     }

@@ -113,7 +113,6 @@ impl Directory {
     }
 }
 
-/// Sets the access time of a file.
 pub fn set_accessed(path: &Path, time: SystemTime) {
     std::fs::File::open(path).unwrap().set_times(FileTimes::new().set_accessed(time)).unwrap();
 }
@@ -136,7 +135,6 @@ pub async fn tcp_pair() -> (Stream, Stream) {
     (server, client)
 }
 
-/// Both ends of a Unix connection.
 pub fn unix_pair() -> (Stream, Stream) {
     let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
     (Stream::from_fd(a.into()).unwrap(), Stream::from_fd(b.into()).unwrap())
@@ -148,7 +146,6 @@ pub async fn send(stream: &Stream, bytes: &'static [u8]) {
     stream.send_all(&mut output).await.unwrap();
 }
 
-/// Receives exactly `length` bytes.
 pub async fn receive(stream: &Stream, length: usize) -> Vec<u8> {
     let mut input = Buffer::new();
     while input.len() < length {

@@ -57,7 +57,6 @@ impl Buffers {
         self.count
     }
 
-    /// Bytes of each buffer.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -68,7 +67,6 @@ impl Buffers {
         &self.memory[start..start + length.min(self.size)]
     }
 
-    /// Returns a buffer to the kernel.
     pub fn give_back(&mut self, number: u16) {
         self.add(number);
         self.publish();

@@ -95,7 +95,6 @@ pub(super) struct BusyState {
     pub closed_waiter: Parked,
 }
 
-/// A receive in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Receive {
     Single,
@@ -119,7 +118,6 @@ pub(super) enum Expects {
 }
 
 impl Expects {
-    /// Notes that data has arrived.
     pub fn note_received(&mut self) {
         if *self == Expects::First {
             *self = Expects::Messages;
@@ -142,7 +140,6 @@ pub(super) enum Multishot {
 pub(super) struct ReceiveOptions {
     pub multishot: Multishot,
     pub buffer_bytes: usize,
-    /// The current period, see `idle.rs`.
     pub period: u8,
 }
 
@@ -199,7 +196,6 @@ impl Connection {
         self.busy.as_ref().is_some_and(|busy| busy.poll_failed)
     }
 
-    /// Drops the busy state if it is empty.
     pub fn drop_idle_state(&mut self) {
         self.busy.take_if(|busy| busy.is_empty());
     }

@@ -56,13 +56,11 @@ const TEST_BYTES: usize = 64 * 1024;
 /// Capacity in bytes that is kept from turn to turn.
 const KEPT_MAX: usize = 128 * 1024;
 
-/// The fire-and-forget sends of one turn.
 #[derive(Default)]
 pub(super) struct FireAndForgetSends {
     list: Vec<FireAndForgetSend>,
     /// The bytes of all copies, one after another.
     bytes: Vec<u8>,
-    /// Bytes of all chunks together.
     chunk_bytes: usize,
 }
 
@@ -149,7 +147,6 @@ impl FireAndForgetSends {
         }
     }
 
-    /// True if a completion reports a failed fire-and-forget send.
     pub fn is_of_fire_and_forget_send(completion: &Completion) -> bool {
         kind_and_key(completion.user_data).0 == KIND_FIRE_AND_FORGET_SEND
     }
@@ -359,7 +356,6 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    /// A fire-and-forget send has failed or was short.
     fn handle_failed_fire_and_forget_send(&self, key: Key, completion: &Completion) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };

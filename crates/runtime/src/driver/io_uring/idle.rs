@@ -31,7 +31,6 @@ pub(super) struct Sweep {
     period: Cell<u8>,
     /// In nanoseconds of the loop's clock.
     period_ends: Cell<u64>,
-    /// The next slot of the sweep.
     cursor: Cell<u32>,
     /// Receives in flight.
     pub armed: Cell<usize>,

@@ -37,9 +37,7 @@ pub(super) const KIND_INBOX: u64 = 9;
 pub(super) const KIND_CANCEL: u64 = 10;
 /// The cancellation of a connection's [`Op`].
 pub(super) const KIND_CANCEL_OP: u64 = 11;
-/// A fire-and-forget send.
 pub(super) const KIND_FIRE_AND_FORGET_SEND: u64 = 12;
-/// A close, which has no waiter.
 pub(super) const KIND_CLOSE: u64 = 13;
 pub(super) const KIND_FILE_READ: u64 = 14;
 const _: () = assert!(KIND_SHIFT <= 28 && KIND_FILE_READ < 16);

@@ -84,7 +84,6 @@ pub(crate) trait Sockets {
         direct::is_broken(socket)
     }
 
-    /// The result of connecting.
     fn connect_result(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         sockopt::socket_error(socket)?
     }

@@ -45,7 +45,6 @@ pub(crate) struct Simulated {
 
 struct Socket {
     descriptor: OwnedFd,
-    /// This end of the connection.
     end: Key,
     is_receiving: bool,
     /// Data of a receive in flight that was not read yet.
@@ -61,7 +60,6 @@ struct Socket {
     closed_waiter: Parked,
 }
 
-/// A send in flight.
 struct Sending {
     ticket: u32,
     output: Output,

@@ -7,7 +7,6 @@ use std::cell::Cell;
 
 use crate::stall::{StallKind, Turns};
 
-/// The calls of one loop.
 #[derive(Default)]
 pub(crate) struct LoopCalls {
     /// The devices of this turn's calls, a bit each.

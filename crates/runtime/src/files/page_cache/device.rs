@@ -63,7 +63,6 @@ pub(crate) struct DeviceState {
     /// Reads of pieces that were not in memory, and their total time.
     pub(super) reads_done: AtomicU64,
     pub(super) reads_nanos: AtomicU64,
-    /// Reads in flight.
     pub(super) reads: AtomicU32,
     /// Checks in flight on pool threads.
     pub(super) looks: AtomicU32,
@@ -112,7 +111,6 @@ impl DeviceState {
         }
     }
 
-    /// Notes the beginning of a read.
     pub fn begin_read(&self, now: Moment) {
         if self.reads.load(Relaxed) == 0 {
             self.progress_at_nanos.fetch_max(now.as_nanos(), Relaxed);

@@ -20,13 +20,10 @@ use std::time::Duration;
 
 use crate::time::Moment;
 
-/// Size of a part.
 pub(super) const PART: u64 = 64 * 1024;
 
-/// Parts of a window.
 const WINDOW_PARTS: u64 = 16;
 
-/// Size of a window.
 const WINDOW: u64 = WINDOW_PARTS * PART;
 
 /// Entries of the table: 512 KiB of memory when all are in use, 64 GiB of files.
@@ -47,7 +44,6 @@ const USES_MERGED_TICKS: u64 = 60 * 125;
 /// Ticks by which another loop's clock may be ahead.
 const AHEAD_TICKS_MAX: u64 = 125;
 
-/// Hash of a file in the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FileHash(u64);
 
@@ -198,7 +194,6 @@ impl Facts {
     }
 }
 
-/// The bits of these parts.
 #[inline]
 fn bits(parts: Range<u64>) -> u64 {
     (1 << parts.end) - (1 << parts.start)

@@ -1,4 +1,4 @@
-//! The page cache: facts about the pages of files in memory, and the file operations that a loop may do without waiting.
+//! The page cache: facts about the pages of files in memory, and the operations that a loop may do without waiting.
 //!
 //! Only the kernel knows, and its answer is valid for a moment. So a loop sends by `sendfile` only pages that a fact
 //! says are in memory ([`facts`]), and reads on its own only where it cannot wait. The [`Condition`] of the device

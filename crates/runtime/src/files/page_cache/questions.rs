@@ -33,7 +33,6 @@ const QUESTIONS_MAX: usize = 256;
 /// Longest wait for an answer. An answer takes about 15 microseconds if a processor is free.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The questions of this process.
 pub(super) static QUESTIONS: LazyLock<Questions> = LazyLock::new(Questions::default);
 
 #[derive(Default)]

@@ -47,7 +47,6 @@ const HAS_BUFFER: u32 = 1;
 const MORE: u32 = 1 << 1;
 const SOCKET_NOT_EMPTY: u32 = 1 << 2;
 
-/// The kernel of a simulated world.
 pub(crate) struct SimulatedKernel;
 
 impl Kernel for SimulatedKernel {
@@ -144,7 +143,6 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// A provided buffer.
 struct Buffer {
     number: u16,
     address: u64,
@@ -162,7 +160,6 @@ unsafe fn slice_at<'m>(address: u64, length: usize) -> &'m mut [u8] {
 }
 
 impl SimulatedRing {
-    /// Counts a fault.
     fn count(&self, counter: impl FnOnce(&mut RingFaults) -> &mut u64) {
         let mut faults = self.world.ring_faults.get();
         *counter(&mut faults) += 1;

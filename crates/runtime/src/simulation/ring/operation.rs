@@ -7,7 +7,6 @@ use io_uring::squeue;
 use crate::driver::io_uring::ring::Completion;
 use crate::executor::slots::Key;
 
-/// An operation in flight.
 pub(super) struct Operation {
     pub user_data: u64,
     pub target: Target,
@@ -21,7 +20,6 @@ pub(super) enum Target {
     Listener(Key),
     /// A descriptor that is not of this world: the loop's inbox.
     Doorbell,
-    /// A file.
     File(RawFd),
 }
 
@@ -68,7 +66,6 @@ pub(super) enum Bytes {
 
 /// The result of one step of an operation.
 pub(super) enum Step {
-    /// It goes on waiting.
     Waits,
     /// It completes something and goes on.
     Tells(Completion),

@@ -24,7 +24,6 @@ const ENTRIES_MAX: usize = 64;
 /// Limit of calls without a doorbell: it is armed again when a turn ends, and a turn has several calls.
 const CALLS_WITHOUT_DOORBELL_MAX: u32 = 64;
 
-/// The queues of a simulated ring.
 pub(crate) struct SimulatedQueues {
     ring: Rc<SimulatedRing>,
     /// Entries that were not submitted yet.
