@@ -546,7 +546,7 @@ fn a_task_that_wants_little_goes_before_those_in_line() {
         spawn(async move {
             compute(40).await;
             quiet.borrow_mut().push(100);
-            // Together with the work before in this poll, it is not small any more.
+            // Together with the earlier work in this poll, it is not small any more.
             compute(40).await;
             quiet.borrow_mut().push(101);
         });

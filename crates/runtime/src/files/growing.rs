@@ -3,7 +3,6 @@
 //! Recently written data is read from the page cache on the loop. The file belongs to this process, so access times do
 //! not matter, and it changes all the time, so reads are not shared. Data that is not in memory any more is read by a
 //! pool. Handles and readers may move to other loops.
-//! more is read by a thread. Handles and readers may go to other loops.
 
 use std::fmt;
 use std::future::{Future, poll_fn};

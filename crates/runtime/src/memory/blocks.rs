@@ -381,7 +381,7 @@ fn is_only_one(memory: &Arc<Memory>) -> bool {
     if Arc::strong_count(memory) != 1 || !memory.charge.origin.is_current() {
         return false;
     }
-    // Other references were used only before this.
+    // All uses of other references happened before this.
     fence(Ordering::Acquire);
     true
 }

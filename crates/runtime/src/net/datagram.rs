@@ -14,7 +14,7 @@
 //! loop {
 //!     socket.recv_batch(&mut batch).await?;
 //!     for (from, bytes) in batch.iter() {
-//! From the address that the client has sent to, which `local_address` asks for.
+//!         // From the address that the client has sent to, which `local_address` asks for.
 //!         let answer = Transmit { source: from.local, ..Transmit::to(&from.source, bytes) };
 //!         // A datagram that cannot leave is lost like any other.
 //!         let _ = socket.try_send_batch(&[answer]);

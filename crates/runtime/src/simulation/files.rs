@@ -4,7 +4,6 @@
 //! descriptor (`sendfile`) work; the machine's file systems are not visible. Files that are adopted
 //! ([`File::from_std`]), or opened for writing (temporary files of the tested program), are real: chance decides
 //! whether they can be read without waiting, and whether writes are short or fail.
-//! when chance says so, and their writes are short or fail by chance.
 
 use std::collections::BTreeMap;
 use std::io;

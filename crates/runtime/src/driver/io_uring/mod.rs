@@ -23,7 +23,6 @@
 //! overflow their queue for the next call; a multishot operation that the kernel ends is armed again. An operation for
 //! which the kernel has no memory fails with ENOMEM: its connection ends, accepting pauses, and the rest goes on. If
 //! completions themselves were lost, everything in flight is cancelled (`lost.rs`).
-//! to keep a completion, all that is in flight is cancelled to find out whose it was (`lost.rs`).
 
 mod buffers;
 mod connection;

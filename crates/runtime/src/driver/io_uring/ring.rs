@@ -4,7 +4,6 @@
 //! Entries that the kernel does not accept for want of memory are withdrawn and fail with ENOMEM, which is reported
 //! like any other completion ([`Completion::was_refused`]). Completions that the kernel had no memory to keep are only
 //! counted ([`Ring::has_lost`]): the driver has to find out whose they were.
-//! were.
 
 use std::io;
 use std::ptr::NonNull;

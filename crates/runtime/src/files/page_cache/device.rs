@@ -3,7 +3,7 @@
 //! | condition | reads in flight | reads on a loop (`RWF_NOWAIT`) | `sendfile` |
 //! |---|---|---|---|
 //! | healthy | fewer than four | always | of pages that a fact of a second, or a read now, shows in memory |
-//! | busy | four or more within two seconds | of pages known to be in memory | the same, if used before (fact of 24 ms) |
+//! | busy | four or more in two seconds | of pages known to be in memory | the same, if used before (fact of 24 ms) |
 //! | not answering | some, and none has ended for a while | of pages known to be in memory | never |
 //!
 //! A device is also busy for two seconds after a call on a loop has waited for it.
