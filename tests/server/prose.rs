@@ -19,7 +19,7 @@ const LIMITS: &[(&str, [usize; 4])] = &[
     ("crates/modules", [93, 130, 13, 34]),
     ("crates/process", [50, 69, 34, 32]),
     ("crates/protocol", [64, 68, 11, 20]),
-    ("crates/runtime", [60, 104, 48, 40]),
+    ("crates/runtime", [1, 1, 1, 1]),
     ("crates/server", [99, 99, 40, 14]),
     ("crates/stream", [1, 1, 1, 1]),
     ("crates/top", [90, 137, 48, 28]),

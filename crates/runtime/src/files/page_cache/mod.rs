@@ -405,7 +405,7 @@ impl File {
         self.sendable(offset, length, 0)
     }
 
-    /// At least `least` bytes are probed in any case.
+    /// Probes at least `least` bytes, even beyond [`PROBED_BYTES_MAX`], if no fact covers them.
     fn sendable(&self, offset: u64, length: u64, least: u64) -> io::Result<u64> {
         if self.waits_for_others() || self.writes_access_time() {
             return Ok(0);
