@@ -1,12 +1,12 @@
-//! Filters of system calls (seccomp(2)): the calls that a process may make, or a thread and those that it starts.
+//! Filters of system calls (seccomp(2)), for a process, or for a thread and the threads that it starts.
 //!
 //! A filter has one action for the calls of its list and another for all others. A thread may have several; the
-//! strictest answer holds. A filter cannot be taken back, and new threads and processes inherit it. The crate
-//! seccompiler makes the program; it is installed here, because seccompiler cannot ask the kernel to leave the
-//! processor's speculation as it is, which kernels before 5.16 slow down for every thread with a filter.
+//! strictest answer applies. A filter cannot be removed, and new threads and processes inherit it. The crate
+//! seccompiler builds the program; it is installed here, because seccompiler cannot ask the kernel to leave speculative
+//! execution as it is, which kernels before 5.16 restrict for every thread with a filter.
 //!
-//! From Linux 5.11 on the kernel remembers which calls a filter allows whatever their arguments are, and does not run
-//! the filter for those.
+//! From Linux 5.11 on the kernel remembers the calls that a filter allows with any arguments, and does not run the
+//! filter for them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,14 +15,14 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
-/// Which calls of this number: all, or those with an argument.
+/// The calls of a number that an entry covers: all, or those with a certain argument.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum With {
-    /// All.
+    /// All calls.
     Anything,
-    /// Those with this value (32 bits) as the argument of this number, from 0.
+    /// Calls whose argument of this number, from 0, has this value (32 bits).
     Argument(u8, u32),
-    /// Those whose argument of this number, from 0, has this value in the bits of the mask.
+    /// Calls whose argument of this number, from 0, has this value in the bits of the mask.
     Bits {
         /// Number of the argument.
         argument: u8,
@@ -46,21 +46,21 @@ pub enum Answer {
     Signal,
 }
 
-/// A filter, not yet in force.
+/// A filter that is not installed yet.
 pub struct Filter(BpfProgram);
 
 impl Filter {
-    /// A filter with one answer for these calls and another for the rest. A call may stand there several times.
+    /// A filter with one answer for the listed calls and another for the rest. A call may be listed several times.
     ///
     /// # Errors
-    /// There is no filter for this processor, or the list is too long.
+    /// The processor is not supported, or the list is too long.
     pub fn new(
         calls: impl IntoIterator<Item = (libc::c_long, With)>,
         listed: Answer,
         others: Answer,
     ) -> io::Result<Filter> {
         let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-        // No rule for a number means that all of its calls match.
+        // A number without rules matches in all of its calls.
         let mut always: Vec<i64> = Vec::new();
         for (number, with) in calls {
             let of_number = rules.entry(number).or_default();
@@ -77,8 +77,8 @@ impl Filter {
         filter.and_then(BpfProgram::try_from).map(Filter).map_err(io::Error::other)
     }
 
-    /// Puts it in force for the calling thread, and for those that it starts. The thread gains no privileges from then
-    /// on (`no_new_privs`).
+    /// Installs the filter for the calling thread and the threads that it starts. The thread gains no privileges from
+    /// then on (`no_new_privs`).
     ///
     /// # Errors
     /// The kernel's.
@@ -86,7 +86,7 @@ impl Filter {
         self.install(0)
     }
 
-    /// Puts it in force for all threads of the process.
+    /// Installs the filter for all threads of the process.
     ///
     /// # Errors
     /// The kernel's; EBUSY if the threads have different filters.
@@ -98,7 +98,7 @@ impl Filter {
         rustix::thread::set_no_new_privs(true)?;
         let program = libc::sock_fprog { len: self.0.len() as u16, filter: self.0.as_mut_ptr().cast() };
         let install = |flags: libc::c_ulong| {
-            // SAFETY: the call reads the program, which lives until it is over.
+            // SAFETY: the call reads the program, which lives until it returns.
             unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program) }
         };
         let mut installed = install(flags | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW);
@@ -107,7 +107,7 @@ impl Filter {
             installed = install(flags);
         }
         let error = io::Error::last_os_error();
-        // To free it may be a call that is forbidden now.
+        // Leaked, because freeing it may be a call that is forbidden now.
         std::mem::forget(self);
         match installed {
             0 => Ok(()),
@@ -137,12 +137,12 @@ fn condition(with: With) -> Option<(u8, SeccompCmpOp, u32)> {
 }
 
 fn rule((argument, compare, value): (u8, SeccompCmpOp, u32)) -> Result<SeccompRule, seccompiler::BackendError> {
-    // Where the kernel takes an int, it does not look at the upper half of the register.
+    // The kernel ignores the upper half of a register if the argument is an `int`.
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, compare, value.into())?;
     SeccompRule::new(vec![condition])
 }
 
-/// Whether the kernel knows filters that end a process (Linux 4.14).
+/// True if the kernel supports filters that end a process (Linux 4.14).
 pub fn is_available() -> bool {
     let action: u32 = libc::SECCOMP_RET_KILL_PROCESS;
     // SAFETY: the call reads the number of an action.
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs `test` under a filter, in a thread of its own.
+    /// Runs `test` with a filter, on a thread of its own.
     fn under(filter: Filter, test: impl FnOnce() + Send + 'static) {
         let tested = thread::spawn(move || {
             filter.enter().expect("the kernel has filters");
@@ -187,12 +187,12 @@ mod tests {
         let filter = Filter::new(domains, Answer::Fail(libc::EXDEV), Answer::Allow).expect("a filter");
         under(filter, || {
             let error_of = |domain: i32| {
-                // SAFETY: numbers alone; the descriptor is closed at once.
+                // SAFETY: the arguments are numbers; the descriptor is closed at once.
                 let code =
                     unsafe { libc::syscall(libc::SYS_socket, domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
                 let errno = errno_of(code);
                 if code >= 0 {
-                    // SAFETY: it is this function's own.
+                    // SAFETY: this function owns the descriptor.
                     unsafe { libc::close(code as i32) };
                 }
                 errno
@@ -208,7 +208,7 @@ mod tests {
         let with = With::Bits { argument: 1, mask: 0x3, value: 0x1 };
         let filter = Filter::new([(libc::SYS_fcntl, with)], Answer::Fail(libc::EXDEV), Answer::Allow);
         under(filter.expect("a filter"), || {
-            // SAFETY: no descriptor has this number, so that every call fails.
+            // SAFETY: no descriptor has this number, so every call fails.
             let error_of = |command: i32| errno_of(unsafe { libc::syscall(libc::SYS_fcntl, -1, command, 0) });
             assert_eq!(error_of(libc::F_GETFD), Some(libc::EXDEV), "F_GETFD is 1");
             assert_eq!(error_of(libc::F_SETFD), Some(libc::EBADF), "F_SETFD is 2");

@@ -353,7 +353,7 @@ fn build(options: &RingOptions) -> io::Result<(IoUring, bool)> {
     Err(refused)
 }
 
-/// Leaves a ring that is disabled yet the driver's operations alone, and enables it for the calling thread.
+/// Restricts a new, disabled ring to the driver's operations, and enables it for the calling thread.
 fn restrict(ring: IoUring) -> io::Result<IoUring> {
     let operations = OPERATIONS.iter().map(|&operation| Restriction::sqe_op(operation));
     let registrations = REGISTRATIONS.iter().map(|&operation| Restriction::register_op(operation));
@@ -369,7 +369,7 @@ fn restrict(ring: IoUring) -> io::Result<IoUring> {
 mod tests {
     use super::*;
 
-    /// The result of this operation in a ring.
+    /// Result of this operation on a ring with these options.
     fn result_of(options: &RingOptions, entry: &squeue::Entry) -> io::Result<i32> {
         let mut queues = LinuxQueues::new(options)?;
         // SAFETY: the entry names no memory and no descriptor.
