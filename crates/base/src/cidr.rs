@@ -1,6 +1,6 @@
-//! Networks as nginx's configuration writes them: an address, or `ADDRESS/LENGTH`.
+//! IP networks in nginx's configuration syntax: an address, or `ADDRESS/LENGTH`.
 //!
-//! Invariant: the bits of a network's address behind its length are zero.
+//! Invariant: the bits of a network's address beyond its prefix length are zero.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,7 +12,8 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// Parses a network. The second value tells whether the address had bits behind the length, which mean nothing.
+    /// Parses a network. The second value is `true` if the address had bits set beyond the prefix length; they are
+    /// dropped.
     pub fn parse(text: &[u8]) -> Option<(Cidr, bool)> {
         let text = std::str::from_utf8(text).ok()?;
         let (address, length) = match text.split_once('/') {
@@ -29,7 +30,7 @@ impl Cidr {
         Some((cidr, cidr.address != address))
     }
 
-    /// The network of this address alone.
+    /// Returns the network that contains only this address.
     pub fn of(address: IpAddr) -> Cidr {
         Cidr { address, length: if address.is_ipv4() { 32 } else { 128 } }
     }
@@ -42,22 +43,22 @@ impl Cidr {
         Cidr { address, length }
     }
 
-    /// Its first address.
+    /// The first address of the network.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// How many bits its addresses share.
+    /// The prefix length in bits.
     pub fn length(&self) -> u8 {
         self.length
     }
 
-    /// Whether it is a network of IPv4.
+    /// Returns `true` for an IPv4 network.
     pub fn is_v4(&self) -> bool {
         self.address.is_ipv4()
     }
 
-    /// Whether the address belongs to the network. An IPv4 address that is written as one of IPv6 is one of IPv6 here.
+    /// Returns `true` if the address belongs to the network. An IPv4-mapped IPv6 address counts as IPv6.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address) {
             (IpAddr::V4(own), IpAddr::V4(other)) => other.to_bits() & mask_v4(self.length) == own.to_bits(),

@@ -1,6 +1,6 @@
-//! CRC-32 as Ethernet, zip and memcached's clients have it (ISO-HDLC: reflected, polynomial 0x04C11DB7).
+//! CRC-32 as used by Ethernet, zip and memcached clients (ISO-HDLC: reflected, polynomial 0x04C11DB7).
 //!
-//! For short keys: a table of 256 entries, byte by byte.
+//! Meant for short keys: one byte at a time, with a table of 256 entries.
 
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
@@ -18,24 +18,24 @@ const TABLE: [u32; 256] = {
     table
 };
 
-/// A sum under way: it may be copied, and each copy go on with other bytes.
+/// A checksum in progress. It may be copied, and each copy continued with different bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Crc32(u32);
 
 impl Crc32 {
-    /// Of no bytes yet.
+    /// The checksum of no bytes.
     pub const fn new() -> Crc32 {
         Crc32(u32::MAX)
     }
 
-    /// With these bytes, too.
+    /// Returns the checksum continued with `bytes`.
     #[must_use]
     pub fn update(self, bytes: &[u8]) -> Crc32 {
         let step = |sum: u32, byte: &u8| TABLE[usize::from(sum as u8 ^ byte)] ^ sum >> 8;
         Crc32(bytes.iter().fold(self.0, step))
     }
 
-    /// The sum.
+    /// Returns the final checksum.
     pub fn finish(self) -> u32 {
         !self.0
     }
@@ -47,7 +47,7 @@ impl Default for Crc32 {
     }
 }
 
-/// The sum of these bytes.
+/// Returns the CRC-32 of `bytes`.
 pub fn crc32(bytes: &[u8]) -> u32 {
     Crc32::new().update(bytes).finish()
 }

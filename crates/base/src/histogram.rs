@@ -1,11 +1,11 @@
-//! A histogram of durations with fixed buckets: 8 per power of two, so that a quantile is at most 12.5 % too high, or
-//! 128 for measurements, so that it is less than 1 %.
+//! A histogram of durations with fixed buckets. There are 8 buckets per power of two, so a quantile is at most 12.5 %
+//! too high; a [`FineHistogram`], for benchmarks, has 128, which makes that less than 1 %.
 //!
 //! Never allocates after creation and never loses a value: the buckets reach from 1 ns to the end of `u64` (584 years).
-//! Invariant: bucket bounds never overlap and grow with the index; recording is a handful of relaxed atomics.
+//! Invariant: bucket bounds never overlap and grow with the index. Recording takes a few relaxed atomic operations.
 //!
 //! ```text
-//! With 8, which are 3 bits:
+//! With 8 buckets per power of two (3 bits):
 //! index    0 … 7      8 … 15          16 … 23           24 …
 //! value    0 … 7 ns   8 … 15 step 1   16 … 31 step 2    32 … 63 step 4 …
 //! ```
@@ -13,11 +13,11 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Linear steps within one power of two, as a number of bits.
+/// Base-2 logarithm of the number of buckets within one power of two.
 const STEP_BITS: u32 = 3;
 const FINE_STEP_BITS: u32 = 7;
 
-/// A histogram that any thread may record into and read at any time. With the usual number of steps it takes 4 KiB.
+/// A histogram that any thread may record into and read at any time. With the default number of buckets it takes 4 KiB.
 #[derive(Debug)]
 pub struct Histogram<const BITS: u32 = STEP_BITS> {
     buckets: Box<[AtomicU64]>,
@@ -25,18 +25,18 @@ pub struct Histogram<const BITS: u32 = STEP_BITS> {
     max_ns: AtomicU64,
 }
 
-/// With 128 steps, so that a quantile is less than a hundredth too high; it takes 58 KiB.
+/// A histogram with 128 buckets per power of two: quantiles are less than 1 % too high, and it takes 58 KiB.
 pub type FineHistogram = Histogram<FINE_STEP_BITS>;
 
-/// Of a [`FineHistogram`].
+/// A snapshot of a [`FineHistogram`].
 pub type FineSnapshot = Snapshot<FINE_STEP_BITS>;
 
-/// Linear steps within one power of two.
+/// The number of buckets within one power of two.
 const fn steps(bits: u32) -> usize {
     1 << bits
 }
 
-/// Values below the number of steps have a bucket each; every power of two from there on has as many as steps.
+/// The total number of buckets: one for each value below `steps`, then `steps` for every power of two from there on.
 const fn bucket_count(bits: u32) -> usize {
     steps(bits) * (65 - bits as usize)
 }
@@ -49,12 +49,12 @@ impl Histogram {
 }
 
 impl<const BITS: u32> Histogram<BITS> {
-    /// Counts one duration.
+    /// Records one duration.
     pub fn record(&self, duration: Duration) {
         self.record_ns(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Counts one duration given in nanoseconds.
+    /// Records one duration, given in nanoseconds.
     pub fn record_ns(&self, duration_ns: u64) {
         self.buckets[bucket_of(BITS, duration_ns)].fetch_add(1, Relaxed);
         self.sum_ns.fetch_add(duration_ns, Relaxed);
@@ -63,7 +63,7 @@ impl<const BITS: u32> Histogram<BITS> {
         }
     }
 
-    /// A copy of the counts for reading. What is recorded meanwhile may be missing from it in part.
+    /// Returns a copy of the counts. A value recorded at the same time may be included only in part.
     pub fn snapshot(&self) -> Snapshot<BITS> {
         Snapshot {
             counts: self.buckets.iter().map(|bucket| bucket.load(Relaxed)).collect(),
@@ -91,12 +91,14 @@ pub struct Snapshot<const BITS: u32 = STEP_BITS> {
     max_ns: u64,
 }
 
-/// For [`Snapshot::cumulative`]: the first bound is 2^14 ns (16 µs), each next one four times as long, up to 17 s.
+/// Bounds of [`Snapshot::cumulative`]: the first is 2^14 ns (16 µs); each further one is four times as long, up to
+/// 17 s.
 const FIRST_BOUND_BITS: u32 = 14;
 const BOUNDS: u32 = 11;
 
 impl Snapshot {
-    /// What was counted elsewhere: the counts of the first buckets, the sum and the largest value in nanoseconds.
+    /// Builds a snapshot from counts kept elsewhere: those of the first buckets, the sum and the largest value in
+    /// nanoseconds.
     pub fn of_counts(counts: impl Iterator<Item = u64>, sum_ns: u64, max_ns: u64) -> Self {
         let mut snapshot = Snapshot { sum_ns, max_ns, ..Snapshot::empty() };
         snapshot.counts.iter_mut().zip(counts).for_each(|(bucket, count)| *bucket = count);
@@ -110,7 +112,7 @@ impl Snapshot {
 }
 
 impl<const BITS: u32> Snapshot<BITS> {
-    /// Adds the values of another histogram, for example of another worker.
+    /// Adds the values of another snapshot, for example another worker's.
     pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.counts.iter_mut().zip(other.counts.iter()) {
             *mine = mine.saturating_add(*theirs);
@@ -119,7 +121,7 @@ impl<const BITS: u32> Snapshot<BITS> {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// How many values were recorded.
+    /// The number of recorded values.
     pub fn count(&self) -> u64 {
         self.counts.iter().fold(0, |total, &count| total.saturating_add(count))
     }
@@ -129,21 +131,21 @@ impl<const BITS: u32> Snapshot<BITS> {
         Duration::from_nanos(self.sum_ns)
     }
 
-    /// The largest value, exactly.
+    /// The largest value, not rounded to a bucket.
     pub fn max(&self) -> Duration {
         Duration::from_nanos(self.max_ns)
     }
 
-    /// The mean of all values; zero if there are none.
+    /// The mean of all values, or zero if there are none.
     pub fn mean(&self) -> Duration {
         Duration::from_nanos(self.sum_ns.checked_div(self.count()).unwrap_or(0))
     }
 
-    /// The duration that the given share of the values (0.0 to 1.0) does not exceed, rounded up to its bucket's end;
-    /// zero if there are no values.
+    /// Returns the duration that `share` of the values (0.0 to 1.0) do not exceed, rounded up to the end of its bucket,
+    /// or zero if there are no values.
     pub fn quantile(&self, share: f64) -> Duration {
         let count = self.count();
-        // A rank of at least one, so that the share 0.0 means the smallest value.
+        // The rank is at least 1, so that share 0.0 means the smallest value.
         let rank = ((count as f64 * share.clamp(0.0, 1.0)).ceil() as u64).clamp(1, count.max(1));
         let mut seen = 0u64;
         for (index, &in_bucket) in self.counts.iter().enumerate() {
@@ -155,8 +157,8 @@ impl<const BITS: u32> Snapshot<BITS> {
         Duration::ZERO
     }
 
-    /// For each of a few bounds how many values are below it; the last one has no bound. They are bounds of buckets, so
-    /// nothing is estimated.
+    /// Returns a few upper bounds with the number of values below each; the last entry has no bound. The bounds
+    /// coincide with bucket bounds, so the numbers are exact.
     pub fn cumulative(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
         let bounds = bounds_ns().map(|bound| (Some(Duration::from_nanos(bound)), bucket_of(BITS, bound)));
         let (mut seen, mut begin) = (0u64, 0);
@@ -167,14 +169,14 @@ impl<const BITS: u32> Snapshot<BITS> {
         })
     }
 
-    /// The buckets that hold values: the largest duration that belongs to each, and its count.
+    /// Returns the non-empty buckets: the largest duration that belongs to each, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
         filled.map(|(index, &count)| (Duration::from_nanos(last_of_bucket(BITS, index)), count))
     }
 }
 
-/// How long in nanoseconds each bound of [`Snapshot::cumulative`] is, but for the last, which has none.
+/// The bounds of [`Snapshot::cumulative`] in nanoseconds, without the last entry, which has none.
 fn bounds_ns() -> impl Iterator<Item = u64> {
     (0..BOUNDS).map(|number| 1 << (FIRST_BOUND_BITS + 2 * number))
 }

@@ -1,10 +1,10 @@
-//! HTTP dates: writes IMF-fixdate, reads all three forms that RFC 9110 §5.6.7 asks a recipient to accept.
+//! HTTP dates: writes IMF-fixdate and reads the three forms that a recipient must accept (RFC 9110 §5.6.7).
 //!
-//! Reads no clock: a two-digit year below 70 means 20xx, as in nginx. The name of the weekday is not compared with
-//! the date (nginx does not either). Names are read in any case, as a cache should read them (RFC 9111 §4.2). Dates
+//! Reads no clock: a two-digit year below 70 means 20xx, as in nginx. The name of the weekday is not compared with the
+//! date (nginx does not either). Names are matched case-insensitively, as RFC 9111 §4.2 recommends for caches. Dates
 //! before 1970 are refused. Invariant: `parse(&format(t)) == Some(t)` for every `t` up to [`SECONDS_MAX`].
 
-/// The last second that an HTTP date can write: the end of the year 9999.
+/// The last second that an HTTP date can express: the end of the year 9999.
 pub const SECONDS_MAX: u64 = 253_402_300_799;
 
 /// The length of an IMF-fixdate in bytes.
@@ -12,7 +12,7 @@ pub const LENGTH: usize = 29;
 
 /// Writes `seconds` since 1970 as an IMF-fixdate: `Sun, 06 Nov 1994 08:49:37 GMT`.
 ///
-/// Later times than [`SECONDS_MAX`] are written as that second.
+/// Times after [`SECONDS_MAX`] are written as [`SECONDS_MAX`].
 pub fn format(seconds: u64) -> [u8; LENGTH] {
     let seconds = seconds.min(SECONDS_MAX);
     let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
@@ -30,8 +30,8 @@ pub fn format(seconds: u64) -> [u8; LENGTH] {
     out
 }
 
-/// Reads an HTTP date: IMF-fixdate (`Sun, 06 Nov 1994 08:49:37 GMT`), RFC 850 (`Sunday, 06-Nov-94 08:49:37 GMT`) or
-/// asctime (`Sun Nov  6 08:49:37 1994`). Seconds since 1970; `None` if it is none of them.
+/// Parses an HTTP date: IMF-fixdate (`Sun, 06 Nov 1994 08:49:37 GMT`), RFC 850 (`Sunday, 06-Nov-94 08:49:37 GMT`) or
+/// asctime (`Sun Nov  6 08:49:37 1994`). Returns seconds since 1970, or `None` if the text has none of these forms.
 pub fn parse(text: &[u8]) -> Option<u64> {
     let weekday = text.iter().take_while(|byte| byte.is_ascii_alphabetic()).count();
     if !(3..=9).contains(&weekday) {
@@ -48,18 +48,18 @@ pub fn parse(text: &[u8]) -> Option<u64> {
 }
 
 const WEEKDAYS_FROM_THURSDAY: [&[u8; 3]; 7] = [b"Thu", b"Fri", b"Sat", b"Sun", b"Mon", b"Tue", b"Wed"];
-/// The names of the months, January first.
+/// Abbreviated names of the months, January first.
 pub const MONTHS: [&[u8; 3]; 12] =
     [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
 
 /// A day of the proleptic Gregorian calendar.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Date {
-    /// The year.
+    /// Year.
     pub year: u64,
-    /// From 1 to 12.
+    /// Month, from 1 to 12.
     pub month: u64,
-    /// From 1 to 31.
+    /// Day of the month, from 1 to 31.
     pub day: u64,
 }
 
@@ -140,7 +140,7 @@ impl Cursor<'_> {
     }
 }
 
-/// Days from 1970-01-01 to the date, or `None` if it lies before or does not exist.
+/// Returns the days from 1970-01-01 to the date, or `None` if the date is earlier or does not exist.
 fn days_until(date: &Date) -> Option<u64> {
     let is_leap = date.year.is_multiple_of(4) && (!date.year.is_multiple_of(100) || date.year.is_multiple_of(400));
     let days_in_month = match date.month {
@@ -157,7 +157,7 @@ fn days_until(date: &Date) -> Option<u64> {
     Some(year * 365 + year / 4 - year / 100 + year / 400 + day_of_year - DAYS_BEFORE_1970)
 }
 
-/// The date so many days after 1970-01-01.
+/// Returns the date that is `days` days after 1970-01-01.
 pub fn date_of(days: u64) -> Date {
     const DAYS_IN_400_YEARS: u64 = 146_097;
     let days = days + DAYS_BEFORE_1970;

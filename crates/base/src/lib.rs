@@ -1,7 +1,7 @@
-//! What Gale's crates share: units, HTTP dates, prefix trees, networks, histograms, counters, checksums, packed values,
-//! words for operating-system errors.
+//! Code shared by Gale's crates: units, HTTP dates, prefix trees, networks, histograms, counters, checksums, packed
+//! values, texts of operating-system errors.
 //!
-//! No I/O, no clock, no `unsafe`: everything here is a function of its arguments. Nothing panics on hostile input.
+//! No I/O, no clock, no `unsafe`. Hostile input never causes a panic.
 #![forbid(unsafe_code)]
 
 pub mod cidr;

@@ -1,8 +1,8 @@
-//! How severe a message of the error log is, and how a line of it looks.
+//! Severities and line formats of the error log.
 
 use serde::{Deserialize, Serialize};
 
-/// Severity of a message, most severe first. <https://nginx.org/en/docs/ngx_core_module.html#error_log>
+/// Severity of a log message, most severe first. <https://nginx.org/en/docs/ngx_core_module.html#error_log>
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Level {
@@ -16,18 +16,18 @@ pub enum Level {
     Debug,
 }
 
-/// How the lines of an error log look.
+/// Format of the lines of an error log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum LineForm {
-    /// nginx's.
+    /// nginx's format.
     #[default]
     Text,
-    /// An object of JSON in each line.
+    /// One JSON object per line.
     Json,
 }
 
 impl Level {
-    /// The name as it stands in the configuration and in a line of the log.
+    /// The name used in the configuration and in log lines.
     pub const fn name(self) -> &'static str {
         match self {
             Level::Emerg => "emerg",

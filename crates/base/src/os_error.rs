@@ -1,13 +1,13 @@
-//! Words for operating-system errors, as nginx prints them: `(2: No such file or directory)`.
+//! Texts of operating-system errors, as nginx prints them: `(2: No such file or directory)`.
 //!
-//! Invariant: the text never contains Rust's own ` (os error 2)` suffix, because log readers match on nginx's form.
+//! Invariant: the text never contains Rust's own suffix ` (os error 2)`, because log readers match on nginx's form.
 
 use std::fmt;
 use std::io;
 
 /// Displays an I/O error in nginx's form, with the parentheses and without a leading space.
 ///
-/// An error that carries no number of the operating system is shown as `(its words)`.
+/// An error without an OS error number is shown as `(MESSAGE)`.
 ///
 /// ```
 /// let error = std::io::Error::from_raw_os_error(2);

@@ -1,20 +1,20 @@
-//! Numbers and texts in as few bytes as they need: for what is kept for long and is looked at once.
+//! A compact encoding of numbers and byte strings, for values that are kept for long and rarely read.
 //!
-//! A number takes seven bits of each byte, the lowest first, and the eighth bit says that more follow. A text comes
-//! behind its length. Nothing says what a value is, so an [`Unpacker`] asks for the values in the order in which a
-//! [`Packer`] was given them. It panics where another order runs out of bytes: the two are the same program's.
+//! Each byte of a number carries seven bits, lowest first; the eighth bit says that more bytes follow. A byte string is
+//! preceded by its length. The types of the values are not stored, so an [`Unpacker`] must read them in the order in
+//! which the [`Packer`] wrote them. It panics when it runs out of bytes: only this program writes what it reads.
 
-/// See the file's head.
+/// Writes packed values.
 #[derive(Debug)]
 pub struct Packer<'o>(&'o mut Vec<u8>);
 
 impl<'o> Packer<'o> {
-    /// One that appends to `out`.
+    /// Returns a packer that appends to `out`.
     pub fn new(out: &'o mut Vec<u8>) -> Packer<'o> {
         Packer(out)
     }
 
-    /// Adds a number.
+    /// Writes a number.
     pub fn number(&mut self, number: impl Into<u64>) {
         let mut left = number.into();
         while left >= 0x80 {
@@ -24,12 +24,12 @@ impl<'o> Packer<'o> {
         self.0.push(left as u8);
     }
 
-    /// Adds a length or a place in memory.
+    /// Writes a length or an index.
     pub fn size(&mut self, size: usize) {
         self.number(size as u64);
     }
 
-    /// Adds a number that may not be there.
+    /// Writes an optional number.
     pub fn optional(&mut self, number: Option<impl Into<u64>>) {
         self.flags([number.is_some()]);
         if let Some(number) = number {
@@ -37,29 +37,29 @@ impl<'o> Packer<'o> {
         }
     }
 
-    /// Adds as many answers to questions as a number has room for.
+    /// Writes flags, packed into one number: at most 64.
     pub fn flags<const N: usize>(&mut self, flags: [bool; N]) {
         self.number(flags.into_iter().rev().fold(0_u64, |all, flag| all << 1 | u64::from(flag)));
     }
 
-    /// Adds a text.
+    /// Writes a byte string.
     pub fn text(&mut self, text: &[u8]) {
         self.size(text.len());
         self.0.extend_from_slice(text);
     }
 }
 
-/// See the file's head.
+/// Reads packed values.
 #[derive(Debug)]
 pub struct Unpacker<'p>(&'p [u8]);
 
 impl<'p> Unpacker<'p> {
-    /// One that reads what was packed.
+    /// Returns an unpacker that reads `packed` from its beginning.
     pub fn new(packed: &'p [u8]) -> Unpacker<'p> {
         Unpacker(packed)
     }
 
-    /// The next value, a number.
+    /// Reads a number.
     pub fn number(&mut self) -> u64 {
         let length = 1 + self.0.iter().take_while(|&&byte| byte >= 0x80).count();
         let (number, rest) = self.0.split_at(length);
@@ -67,45 +67,45 @@ impl<'p> Unpacker<'p> {
         number.iter().rev().fold(0, |number, byte| number << 7 | u64::from(byte & 0x7f))
     }
 
-    /// The next value, a number of 32 bits.
+    /// Reads a number of 32 bits.
     pub fn number32(&mut self) -> u32 {
         u32::try_from(self.number()).expect("a number of 32 bits was packed")
     }
 
-    /// The next value, a number of 16 bits.
+    /// Reads a number of 16 bits.
     pub fn number16(&mut self) -> u16 {
         u16::try_from(self.number()).expect("a number of 16 bits was packed")
     }
 
-    /// The next value, a number of 8 bits.
+    /// Reads a number of 8 bits.
     pub fn number8(&mut self) -> u8 {
         u8::try_from(self.number()).expect("a number of 8 bits was packed")
     }
 
-    /// The next value, a length or a place in memory.
+    /// Reads a length or an index.
     pub fn size(&mut self) -> usize {
         usize::try_from(self.number()).expect("a length was packed")
     }
 
-    /// The next value, a number that may not be there.
+    /// Reads an optional number.
     pub fn optional(&mut self) -> Option<u64> {
         let [is_there] = self.flags();
         is_there.then(|| self.number())
     }
 
-    /// The next value, a number of 16 bits that may not be there.
+    /// Reads an optional number of 16 bits.
     pub fn optional16(&mut self) -> Option<u16> {
         let [is_there] = self.flags();
         is_there.then(|| self.number16())
     }
 
-    /// The next value, answers to questions.
+    /// Reads flags.
     pub fn flags<const N: usize>(&mut self) -> [bool; N] {
         let all = self.number();
         std::array::from_fn(|place| all >> place & 1 == 1)
     }
 
-    /// The next value, a text.
+    /// Reads a byte string.
     pub fn text(&mut self) -> &'p [u8] {
         let length = self.size();
         let (text, rest) = self.0.split_at(length);
@@ -113,7 +113,7 @@ impl<'p> Unpacker<'p> {
         text
     }
 
-    /// Whether all has been read.
+    /// Returns `true` if everything has been read.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

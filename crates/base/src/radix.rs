@@ -1,8 +1,8 @@
-//! A byte-wise radix tree that answers "which of my keys begins this text?", for locations and other prefixes.
+//! A byte-wise radix tree for longest-prefix matching, used for locations and other prefixes.
 //!
-//! Compares bytes as they are: case folding and percent-decoding are the caller's. Keys are never removed.
-//! Invariant: no two children of a node begin with the same byte, and every node but the root has a non-empty label,
-//! so a lookup touches each byte of the text at most once and needs no memory.
+//! Bytes are compared as they are: the caller folds case and decodes percent-escapes. Keys are never removed.
+//! Invariant: no two children of a node begin with the same byte, and every node but the root has a non-empty label, so
+//! a lookup compares each byte of the text at most once and does not allocate.
 
 /// A map from prefixes to values.
 ///
@@ -15,16 +15,16 @@
 /// ```
 #[derive(Clone, Debug)]
 pub struct PrefixTree<T> {
-    /// The root comes first; nodes name each other by their index.
+    /// The root comes first. Nodes refer to each other by index.
     nodes: Vec<Node<T>>,
     values: usize,
 }
 
 #[derive(Clone, Debug)]
 struct Node<T> {
-    /// What this node adds to its parent's key.
+    /// The bytes that this node adds to its parent's key.
     label: Box<[u8]>,
-    /// The length of the whole key up to and with the label.
+    /// Length of the node's whole key, its label included.
     key_bytes: usize,
     parent: usize,
     /// Sorted by the first byte of their labels.
@@ -46,12 +46,12 @@ impl<T> PrefixTree<T> {
         self.values
     }
 
-    /// Whether there is no prefix at all.
+    /// Returns `true` if the tree has no prefixes.
     pub fn is_empty(&self) -> bool {
         self.values == 0
     }
 
-    /// Adds a prefix and returns the value that it had before. The empty prefix begins every text.
+    /// Adds a prefix and returns its previous value. The empty prefix matches every text.
     pub fn insert(&mut self, prefix: &[u8], value: T) -> Option<T> {
         let node = self.node_for(prefix);
         let old = self.nodes[node].value.replace(value);
@@ -59,23 +59,24 @@ impl<T> PrefixTree<T> {
         old
     }
 
-    /// The value of exactly this prefix.
+    /// Returns the value of exactly this prefix.
     pub fn get(&self, prefix: &[u8]) -> Option<&T> {
         let node = &self.nodes[self.deepest(prefix)];
         if node.key_bytes == prefix.len() { node.value.as_ref() } else { None }
     }
 
-    /// The value of the longest prefix of `text`, and that prefix's length in bytes.
+    /// Returns the value of the longest prefix of `text`, and the length of that prefix in bytes.
     pub fn longest_prefix(&self, text: &[u8]) -> Option<(&T, usize)> {
         self.prefixes(text).next()
     }
 
-    /// The values of all prefixes of `text` with their lengths in bytes, from the longest to the shortest.
+    /// Iterates over the values of all prefixes of `text`, with their lengths in bytes, from the longest to the
+    /// shortest.
     pub fn prefixes(&self, text: &[u8]) -> Prefixes<'_, T> {
         Prefixes { tree: self, next: Some(self.deepest(text)) }
     }
 
-    /// The deepest node whose whole key begins the text.
+    /// Returns the deepest node whose whole key is a prefix of the text.
     fn deepest(&self, text: &[u8]) -> usize {
         let mut current = ROOT;
         loop {
@@ -93,7 +94,8 @@ impl<T> PrefixTree<T> {
         }
     }
 
-    /// Where among the children of `node` the one stands that shares the first byte of `rest`, or would stand.
+    /// Returns the position, among the children of `node`, of the child that shares the first byte of `rest`, or the
+    /// position at which to insert it.
     fn child(&self, node: usize, rest: &[u8]) -> Result<usize, usize> {
         let Some(&first) = rest.first() else {
             return Err(0);
@@ -101,7 +103,7 @@ impl<T> PrefixTree<T> {
         self.nodes[node].children.binary_search_by_key(&first, |&child| self.nodes[child].label[0])
     }
 
-    /// The node of exactly this key, made if need be.
+    /// Returns the node of exactly this key, creating it if necessary.
     fn node_for(&mut self, key: &[u8]) -> usize {
         let current = self.deepest(key);
         let rest = &key[self.nodes[current].key_bytes..];
@@ -131,7 +133,7 @@ impl<T> PrefixTree<T> {
         leaf
     }
 
-    /// Puts a node between `child` and its parent that takes the first `shared` bytes of the child's label.
+    /// Inserts a node between `child` and its parent that takes over the first `shared` bytes of the child's label.
     fn split(&mut self, child: usize, slot: usize, shared: usize) -> usize {
         let middle = self.nodes.len();
         let parent = self.nodes[child].parent;
@@ -153,7 +155,7 @@ impl<T> Default for PrefixTree<T> {
     }
 }
 
-/// Iterates over the prefixes of a text, from the longest to the shortest: see [`PrefixTree::prefixes`].
+/// Iterator over the prefixes of a text: see [`PrefixTree::prefixes`].
 #[derive(Clone, Debug)]
 pub struct Prefixes<'t, T> {
     tree: &'t PrefixTree<T>,

@@ -1,11 +1,11 @@
-//! Counters that many threads add to and anybody reads, without any of them waiting for another.
+//! Per-thread counters: any number of threads add and read without blocking each other.
 //!
-//! Each thread that counts has a copy of its own, on cache lines of its own, and writes it with plain stores: no locked
-//! instruction, no line that moves between processors. Whoever reads adds the copies up, each a moment old. What a
-//! thread has counted stays when it ends: its copy goes on with the next thread.
+//! Each counting thread has its own copy on its own cache lines and updates it with plain stores: no locked
+//! instruction, no cache line that moves between processors. A reader sums the copies, so a total may be slightly out
+//! of date. Counts survive the end of a thread; its copy is reused by the next one.
 //!
-//! Invariant: of every copy but the first there is at most one thread that writes it. The first is for threads that get
-//! none of their own, because there are too many or they are ending; they add to it with locked instructions.
+//! Invariant: every copy but the first is written by at most one thread. The first is shared by threads without a copy
+//! of their own, because there are too many threads or because the thread is ending; they use locked instructions.
 //!
 //! ```text
 //! Tally ── near:  [ shared | 1 … 7 ]  a copy is made when its thread counts for the first time
@@ -13,7 +13,7 @@
 //!       ── row 1: [ 16 … 31 ]
 //! ```
 //!
-//! The first threads of a process are its loops, so a request mostly finds its copies among the near ones.
+//! The first threads of a process are its event loops, so a request usually finds its copy among the near ones.
 
 use std::array::from_fn;
 use std::cell::Cell;
@@ -21,31 +21,30 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Copies that a tally has room for itself; those of further threads stand in rows.
+/// Copies stored in the tally itself; those of further threads are stored in rows.
 const NEAR: usize = 8;
 
-/// Rows of copies, each twice as long as the one before: a thousand threads.
+/// Rows of copies, each twice as long as the one before. Together they serve a thousand threads.
 const ROWS: usize = 7;
 
-/// How many copies there are at most.
 const COPIES_MAX: usize = NEAR << ROWS;
 
-/// The number of the copy that threads without one share.
+/// Number of the copy shared by threads without one of their own.
 const SHARED: usize = 0;
 
-/// Which numbers have a thread; that of [`SHARED`] has none.
+/// Numbers in use by a thread; [`SHARED`] always counts as in use.
 static TAKEN: Mutex<Vec<bool>> = Mutex::new(Vec::new());
 
-/// A thread's number in all tallies, until it ends.
+/// A thread's number in all tallies, held until the thread ends.
 struct Number(usize);
 
 thread_local! {
-    /// A plain value, because a request looks it up several times: no flag, no destructor.
+    /// A plain value without initialization flag or destructor, because a request reads it several times.
     static NUMBER: Cell<usize> = const { Cell::new(UNKNOWN) };
     static OWN: Number = Number::take();
 }
 
-/// In place of a thread's number before it has one.
+/// Value of `NUMBER` before the thread has one.
 const UNKNOWN: usize = usize::MAX;
 
 impl Number {
@@ -68,7 +67,7 @@ impl Number {
 
 impl Drop for Number {
     fn drop(&mut self) {
-        // What the thread counts while it ends goes to the copy that is shared.
+        // Counts that the thread adds while it ends go to the shared copy.
         NUMBER.set(SHARED);
         if self.0 != SHARED {
             lock(&TAKEN)[self.0] = false;
@@ -80,7 +79,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of the running thread's copy in every tally.
+/// Returns the number of the running thread's copy in every tally.
 #[inline]
 pub fn own_number() -> usize {
     match NUMBER.get() {
@@ -96,18 +95,18 @@ fn take_number() -> usize {
     number
 }
 
-/// `N` counters. See the file's head.
+/// `N` counters, each with a copy per thread.
 #[derive(Debug)]
 pub struct Tally<const N: usize> {
     near: [OnceLock<Box<Counts<N>>>; NEAR],
     rows: [OnceLock<Row<N>>; ROWS],
-    /// What had been counted when it was reset last.
+    /// The sums at the last reset.
     base: Mutex<Option<Box<[u64; N]>>>,
 }
 
 type Row<const N: usize> = Box<[OnceLock<Box<Counts<N>>>]>;
 
-/// What one thread has counted. Two lines, because processors fetch them in pairs.
+/// The counts of one thread. Aligned to two cache lines, because processors fetch them in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Counts<const N: usize>([AtomicU64; N]);
@@ -120,7 +119,7 @@ pub struct Own<'t, const N: usize> {
 }
 
 impl<const N: usize> Own<'_, N> {
-    /// Counts so many.
+    /// Adds to one counter.
     #[inline]
     pub fn add(&self, counter: usize, count: u64) {
         let counter = &self.counters[counter];
@@ -131,7 +130,7 @@ impl<const N: usize> Own<'_, N> {
         }
     }
 
-    /// Counts so many of each: as [`Own::add`], with what is the same for all of them found out once.
+    /// Adds to several counters; the check for the shared copy is made only once.
     #[inline]
     pub fn add_each<const M: usize>(&self, counts: [(usize, u64); M]) {
         if self.is_shared {
@@ -146,7 +145,7 @@ impl<const N: usize> Own<'_, N> {
         }
     }
 
-    /// Has the counter say this, for one whose largest value is asked for.
+    /// Sets a counter whose maximum over all threads is wanted: see [`Tally::max`].
     #[inline]
     pub fn set(&self, counter: usize, value: u64) {
         self.counters[counter].store(value, Relaxed);
@@ -154,7 +153,7 @@ impl<const N: usize> Own<'_, N> {
 }
 
 impl<const N: usize> Tally<N> {
-    /// Nothing is counted.
+    /// Returns a tally in which all counters are zero.
     pub const fn new() -> Tally<N> {
         Tally {
             near: [const { OnceLock::new() }; NEAR],
@@ -174,7 +173,7 @@ impl<const N: usize> Tally<N> {
         Own { counters: &copy.0, is_shared: number == SHARED }
     }
 
-    /// The copy of this number, if it was made.
+    /// Returns the copy of this number, if it has been created.
     fn find(&self, number: usize) -> Option<&Counts<N>> {
         let copy = match self.near.get(number) {
             Some(near) => near.get(),
@@ -203,8 +202,8 @@ impl<const N: usize> Tally<N> {
         self.near.iter().chain(rows).filter_map(|copy| copy.get().map(|copy| &**copy))
     }
 
-    /// What all threads have counted. The counters of a thread are read in their order: who sees what it has counted in
-    /// one of them sees in the later ones all that it had counted before.
+    /// Returns the sums over all threads. The counters of a thread are read in index order: a reader that sees an
+    /// addition to one counter also sees all earlier additions of that thread to the counters after it.
     pub fn sums(&self) -> [u64; N] {
         let mut sums = [0_u64; N];
         for copy in self.copies() {
@@ -215,12 +214,12 @@ impl<const N: usize> Tally<N> {
         sums
     }
 
-    /// What all threads have counted since it was reset.
+    /// Returns the sums since the last reset.
     pub fn since_reset(&self) -> [u64; N] {
         self.after_reset(self.sums())
     }
 
-    /// What of these sums was counted since it was reset.
+    /// Subtracts from `sums` the values at the last reset.
     pub fn after_reset(&self, sums: [u64; N]) -> [u64; N] {
         match &*lock(&self.base) {
             Some(base) => from_fn(|counter| sums[counter].wrapping_sub(base[counter])),
@@ -228,18 +227,18 @@ impl<const N: usize> Tally<N> {
         }
     }
 
-    /// What was counted so far counts no more for [`Tally::since_reset`].
+    /// Resets [`Tally::since_reset`] to zero. [`Tally::sums`] is not changed.
     pub fn reset(&self) {
         *lock(&self.base) = Some(Box::new(self.sums()));
     }
 
-    /// What the thread of this number has counted, and those that had it before.
+    /// Returns the counts of the thread with this number, including those of earlier threads that had the same number.
     pub fn counted_by(&self, number: usize) -> [u64; N] {
         let copy = self.find(number.min(COPIES_MAX - 1));
         copy.map_or([0; N], |copy| from_fn(|counter| copy.0[counter].load(Relaxed)))
     }
 
-    /// The largest value that a thread has [set](Own::set).
+    /// Returns the largest value that any thread has [set](Own::set).
     pub fn max(&self, counter: usize) -> u64 {
         self.copies().map(|copy| copy.0[counter].load(Relaxed)).max().unwrap_or(0)
     }
@@ -251,7 +250,7 @@ impl<const N: usize> Default for Tally<N> {
     }
 }
 
-/// The row of a copy that is not near, and its place there.
+/// Returns the row of a copy that is not near, and its index within the row.
 fn place_of(number: usize) -> (usize, usize) {
     let row = (number / NEAR).ilog2() as usize;
     (row, number - (NEAR << row))
@@ -273,7 +272,7 @@ mod tests {
     #[test]
     fn nothing_that_threads_count_at_once_or_one_after_the_other_is_lost() {
         static TALLY: Tally<2> = Tally::new();
-        // More than there are near copies.
+        // More threads than near copies.
         for _ in 0..8 {
             std::thread::scope(|scope| {
                 for _ in 0..20 {
@@ -308,7 +307,8 @@ mod tests {
             static AFTER: Late = const { Late };
         }
         std::thread::spawn(|| {
-            // Destructors come in the order of first uses, or in the other: one of these is later than the number's.
+            // Thread-local destructors run in the order of first use or in reverse: either way one of these two runs
+            // after the number's.
             BEFORE.with(|_| ());
             TALLY.own().add(0, 1);
             AFTER.with(|_| ());

@@ -1,6 +1,6 @@
-//! Numbers, sizes and times as nginx's configuration writes them.
+//! Numbers, sizes and times in nginx's configuration syntax.
 //!
-//! Refuses signs, blanks, fractions and anything that nginx's own parsers refuse, overflow included.
+//! Refuses signs, blanks, fractions and everything else that nginx's own parsers refuse, overflow included.
 //! Invariant: every accepted value fits nginx's signed 64-bit integer, so no sum or product here can wrap.
 //! Source: <https://nginx.org/en/docs/syntax.html>
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The largest number that nginx accepts on a 64-bit system.
 pub const NUMBER_MAX: u64 = i64::MAX as u64;
 
-/// Parses decimal digits: no sign, no blanks. `None` for anything else and for values above [`NUMBER_MAX`].
+/// Parses decimal digits without sign or blanks. Returns `None` for anything else and for values above [`NUMBER_MAX`].
 pub fn parse_number(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -17,8 +17,8 @@ pub fn parse_number(text: &[u8]) -> Option<u64> {
     text.iter().try_fold(0, |value, &byte| push_digit(value, byte))
 }
 
-/// Parses a number with at most `places` digits behind a dot, of which one may be missing; the result counts the
-/// smallest unit: `33.3` with two places is 3330.
+/// Parses a decimal number with at most `places` digits after the dot; the digits on one side of it may be missing. The
+/// result is in units of the last place: `33.3` with two places is 3330.
 pub fn parse_fixed_point(text: &[u8], places: usize) -> Option<u64> {
     let dot = text.iter().position(|&byte| byte == b'.').unwrap_or(text.len());
     let (whole, behind) = (&text[..dot], text.get(dot + 1..).unwrap_or_default());
@@ -41,7 +41,7 @@ pub fn parse_signed_number(text: &[u8]) -> Option<i64> {
 
 /// Parses a size in bytes: digits with an optional `k`/`K` or `m`/`M` (1024-based).
 ///
-/// There is no `g` here, as in nginx: buffers are sizes, files are [offsets](parse_offset).
+/// As in nginx, `g` is not accepted: it is only for [offsets](parse_offset), such as file sizes.
 pub fn parse_size(text: &[u8]) -> Option<u64> {
     match scale_of_suffix(text) {
         Some((_, GIBI)) => None,
@@ -49,22 +49,22 @@ pub fn parse_size(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// Parses an offset or a file size in bytes: as [`parse_size`], and `g`/`G` as well.
+/// Parses an offset or a file size in bytes: as [`parse_size`], and `g`/`G` is accepted.
 pub fn parse_offset(text: &[u8]) -> Option<u64> {
     scaled(text, scale_of_suffix(text))
 }
 
-/// Parses a time with millisecond resolution: `ms s m h d w`, combined from the largest unit to the smallest (`1h
-/// 30m`).
+/// Parses a time with millisecond resolution: `ms s m h d w`, combined from the largest unit to the smallest
+/// (`1h 30m`).
 ///
-/// A number without a unit counts seconds. As in nginx, months and years exist only for times
+/// A number without a unit is in seconds. As in nginx, months and years are accepted only for times
 /// [in seconds](parse_time_seconds).
 pub fn parse_time(text: &[u8]) -> Option<Duration> {
     parse_time_in(text, Resolution::Milliseconds).map(Duration::from_millis)
 }
 
-/// Parses a time with a resolution of seconds: `s m h d w M y` (30 and 365 days), combined from the largest unit to
-/// the smallest. `ms` is refused. A number without a unit counts seconds.
+/// Parses a time with second resolution: `s m h d w M y` (a month is 30 days, a year 365), combined from the largest
+/// unit to the smallest. `ms` is refused. A number without a unit is in seconds.
 pub fn parse_time_seconds(text: &[u8]) -> Option<Duration> {
     parse_time_in(text, Resolution::Seconds).map(Duration::from_secs)
 }
@@ -73,7 +73,7 @@ const KIBI: u64 = 1 << 10;
 const MEBI: u64 = 1 << 20;
 const GIBI: u64 = 1 << 30;
 
-/// The digits before a unit and what the unit multiplies by.
+/// Splits off a size suffix: returns the digits before it and its factor.
 fn scale_of_suffix(text: &[u8]) -> Option<(&[u8], u64)> {
     let (&unit, digits) = text.split_last()?;
     match unit {
@@ -104,7 +104,7 @@ enum Resolution {
     Seconds,
 }
 
-/// Units from the largest to the smallest: each may follow only a larger one.
+/// Units from the largest to the smallest. A unit may follow only a larger one.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 enum Step {
     Start,
@@ -116,11 +116,11 @@ enum Step {
     Minute,
     Second,
     Millisecond,
-    /// Seconds whose unit was left out before a blank.
+    /// Seconds without a unit, followed by a blank.
     Unitless,
 }
 
-/// The time in units of the resolution.
+/// Parses a time and returns it in units of the resolution.
 fn parse_time_in(text: &[u8], resolution: Resolution) -> Option<u64> {
     // Months and years would suggest a precision that milliseconds do not have; nginx refuses them there.
     let mut step = if resolution == Resolution::Seconds { Step::Start } else { Step::Month };
@@ -167,7 +167,7 @@ fn parse_time_in(text: &[u8], resolution: Resolution) -> Option<u64> {
     within_bounds(total.checked_add(value.checked_mul(per_second)?)?)
 }
 
-/// Only the blank itself: tabs and newlines are not part of a time.
+/// Skips spaces only: tabs and newlines are not part of a time.
 fn skip_blanks(text: &[u8]) -> &[u8] {
     let blanks = text.iter().take_while(|&&byte| byte == b' ').count();
     &text[blanks..]
