@@ -1,6 +1,6 @@
-//! What is wrong with a configuration, where, and what could be done about it.
+//! Configuration errors and warnings: message, place in the text, and a hint for the fix.
 //!
-//! The first line is nginx's, to the byte; the rest helps a person:
+//! The first line is byte for byte nginx's; the lines below it are additions:
 //!
 //! ```text
 //! gale: [emerg] unknown directive "lissten" in /etc/gale/gale.conf:12
@@ -9,25 +9,25 @@
 //! hint: did you mean "listen"?
 //! ```
 //!
-//! Invariant: rendering never fails and is bounded, whatever bytes the source holds: control characters are
-//! replaced, and of a long line only the part round the span is shown.
+//! Invariant: rendering never fails and its output is bounded, whatever bytes the source holds. Control characters are
+//! replaced, and only the part of a long line around the span is shown.
 
 use crate::source::{Sources, Span};
 use bstr::ByteSlice;
 use std::fmt;
 
-/// The most errors that are kept of one configuration: enough to work on, few enough to read.
+/// Maximum number of errors kept for one configuration.
 pub const ERRORS_MAX: usize = 20;
 
-/// The most characters of a source line that are shown.
+/// Maximum number of characters shown of a source line.
 const EXCERPT_MAX: usize = 120;
 
-/// How bad it is: nginx's levels, as far as configurations use them.
+/// Severity of a diagnostic: the subset of nginx's log levels that configuration checks use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
-    /// Something to know.
+    /// Information.
     Notice,
-    /// The configuration is accepted, but probably does not do what was meant.
+    /// The configuration is accepted, but probably does not do what was intended.
     Warn,
     /// The configuration is refused.
     Emerg,
@@ -46,68 +46,68 @@ impl fmt::Display for Severity {
 /// One error, warning or notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// How bad it is.
+    /// Severity.
     pub severity: Severity,
-    /// nginx's words, without ` in FILE:LINE`.
+    /// Message in nginx's words, without ` in FILE:LINE`.
     pub message: String,
-    /// Where, if it is anywhere.
+    /// Place in the configuration, if there is one.
     pub span: Option<Span>,
-    /// Another place that explains this one.
+    /// A second place that explains the first.
     pub related: Option<Related>,
-    /// What to do about it, or what was expected.
+    /// Suggested fix, or the expected form.
     pub hint: Option<String>,
 }
 
-/// A second place: rendered as `note: TEXT in FILE:LINE`.
+/// A second place, rendered as `note: TEXT in FILE:LINE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Related {
-    /// What is there: `first set`, `the block opened`.
+    /// Description of the place: `first set`, `the block opened`.
     pub text: String,
-    /// Where.
+    /// Place in the configuration.
     pub span: Span,
 }
 
 impl Diagnostic {
-    /// An error that refuses the configuration.
+    /// Creates an error that refuses the configuration.
     pub fn emerg(message: impl Into<String>) -> Self {
         Self::new(Severity::Emerg, message)
     }
 
-    /// A warning.
+    /// Creates a warning.
     pub fn warn(message: impl Into<String>) -> Self {
         Self::new(Severity::Warn, message)
     }
 
-    /// A notice.
+    /// Creates a notice.
     pub fn notice(message: impl Into<String>) -> Self {
         Self::new(Severity::Notice, message)
     }
 
-    /// With a place.
+    /// Adds the place.
     pub fn at(mut self, span: Span) -> Self {
         self.span = Some(span);
         self
     }
 
-    /// With a place, if there is one: a default value stands nowhere.
+    /// Sets the place, if there is one: a default value has none.
     pub fn at_opt(mut self, span: Option<Span>) -> Self {
         self.span = span;
         self
     }
 
-    /// With a hint.
+    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// With a second place.
+    /// Adds a second place.
     pub fn related(mut self, text: impl Into<String>, span: Span) -> Self {
         self.related = Some(Related { text: text.into(), span });
         self
     }
 
-    /// The first line without `PROGRAM: [SEVERITY] `: what nginx writes into an error log.
+    /// Returns the first line without `PROGRAM: [SEVERITY] `, as nginx writes it to an error log.
     pub fn line(&self, sources: &Sources) -> String {
         let message = printable(&self.message);
         match self.span.filter(|span| sources.knows(*span)) {
@@ -116,7 +116,8 @@ impl Diagnostic {
         }
     }
 
-    /// All lines, each ending with a newline: nginx's line, the source line, carets under the span, note and hint.
+    /// Renders all lines, each ending with a newline: nginx's line, the source line, carets under the span, note and
+    /// hint.
     pub fn render(&self, sources: &Sources, program: &str) -> String {
         let mut out = format!("{program}: [{}] {}\n", self.severity, self.line(sources));
         if let Some(span) = self.span.filter(|span| sources.knows(*span)) {
@@ -137,14 +138,13 @@ impl Diagnostic {
     }
 }
 
-/// Takes diagnostics as they are found: the engine's builder, or simply [`Diagnostics`].
+/// A receiver of diagnostics: the engine's builder, or [`Diagnostics`].
 pub trait Reporter {
-    /// Takes one.
+    /// Reports one diagnostic.
     fn report(&mut self, diagnostic: Diagnostic);
 }
 
-/// Collects diagnostics in the order of reporting: at most [`ERRORS_MAX`] errors, as many of the milder ones, and none
-/// twice.
+/// Diagnostics in the order of reporting: at most [`ERRORS_MAX`] errors and as many milder ones, without duplicates.
 #[derive(Clone, Debug, Default)]
 pub struct Diagnostics {
     kept: Vec<Diagnostic>,
@@ -153,32 +153,32 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// Nothing yet.
+    /// Creates an empty collection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether the configuration has to be refused.
+    /// Returns `true` if the configuration must be refused.
     pub fn has_errors(&self) -> bool {
         self.errors > 0
     }
 
-    /// Whether nothing was reported.
+    /// Returns `true` if nothing was reported.
     pub fn is_empty(&self) -> bool {
         self.kept.is_empty()
     }
 
-    /// What was kept, in the order of reporting.
+    /// Iterates over the kept diagnostics in the order of reporting.
     pub fn iter(&self) -> std::slice::Iter<'_, Diagnostic> {
         self.kept.iter()
     }
 
-    /// The first error, the one that nginx would have stopped at.
+    /// Returns the first error, the one at which nginx would have stopped.
     pub fn first_error(&self) -> Option<&Diagnostic> {
         self.kept.iter().find(|diagnostic| diagnostic.severity == Severity::Emerg)
     }
 
-    /// Everything that was kept, rendered, and how many more errors there were.
+    /// Renders all kept diagnostics, and the number of further errors.
     pub fn render(&self, sources: &Sources, program: &str) -> String {
         let mut out: String = self.kept.iter().map(|diagnostic| diagnostic.render(sources, program)).collect();
         let more = self.errors.saturating_sub(ERRORS_MAX);
@@ -211,12 +211,12 @@ impl<'d> IntoIterator for &'d Diagnostics {
     }
 }
 
-/// Keeps a message on one line and a terminal sane.
+/// Escapes control characters, so that a message stays on one line and cannot disturb a terminal.
 fn printable(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
-/// The source line of the span's first byte and the line with the carets, or nothing if that line is blank.
+/// Renders the source line of the span's first byte and the line with carets, or nothing if the source line is blank.
 fn excerpt(sources: &Sources, span: Span) -> String {
     const INDENT: &str = "    ";
     let (line, line_start) = sources.get(span.source).line_around(span.start);
@@ -229,7 +229,7 @@ fn excerpt(sources: &Sources, span: Span) -> String {
     let before = shown(&line[..from]);
     let marked = shown(&line[from..to]);
     let after = shown(&line[to..]);
-    // What stands before the span is what tells a reader where he is; what follows is cut first.
+    // The text before the span tells the reader where it is, so the text after it is cut first.
     let before_shown = tail(&before, EXCERPT_MAX / 2);
     let marked_shown = &marked[..marked.len().min(EXCERPT_MAX / 2)];
     let room = EXCERPT_MAX - before_shown.len() - marked_shown.len();
@@ -239,14 +239,14 @@ fn excerpt(sources: &Sources, span: Span) -> String {
     let left = is_cut(&before, before_shown);
     let right = if marked_shown.len() < marked.len() { "…" } else { is_cut(&after, after_shown) };
     let text: String = [before_shown, marked_shown, after_shown].concat().into_iter().collect();
-    // Tabs stay tabs, so that the carets stand under their text whatever a tab's width is.
+    // Tabs stay tabs, so that the carets line up whatever the width of a tab.
     let padding: String = before_shown.iter().map(|&c| if c == '\t' { '\t' } else { ' ' }).collect();
     let padding = format!("{}{padding}", if left.is_empty() { "" } else { " " });
     let carets = "^".repeat(marked_shown.len().max(1));
     format!("{INDENT}{left}{}{right}\n{INDENT}{padding}{carets}\n", text.trim_end())
 }
 
-/// The characters of a piece of a line, one per column: bytes that are no UTF-8 and control characters become `�`.
+/// The characters of a piece of a line, one per column. Invalid UTF-8 and control characters become `�`.
 fn shown(bytes: &[u8]) -> Vec<char> {
     bytes.chars().map(|c| if c.is_control() && c != '\t' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }

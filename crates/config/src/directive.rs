@@ -1,31 +1,32 @@
-//! One row of a directive table: all there is to say about a directive.
+//! Rows of the directive tables: everything that is known about a directive.
 //!
-//! From the rows come parsing, inheritance, "did you mean", `-t` and the generated reference, so a fact stands once.
-//! Invariant: rows of the same name have disjoint contexts (`server` in `http` and in `upstream`); a test of the tables
-//! checks that, see [`Tables::problems`](crate::Tables::problems).
+//! Parsing, inheritance, "did you mean", `-t` and the generated reference all use these rows, so each fact is stated
+//! once.
+//! Invariant: rows with the same name have disjoint contexts (`server` in `http` and in `upstream`). A test checks it
+//! with [`Tables::problems`](crate::Tables::problems).
 
 use crate::store::Store;
 use std::fmt;
 
 /// A directive.
 pub struct Directive<Cx: 'static> {
-    /// Its name, as it is written.
+    /// Name.
     pub name: &'static str,
-    /// Where it may stand.
+    /// Contexts in which it is allowed.
     pub contexts: Contexts,
-    /// How many arguments it takes.
+    /// Number of arguments.
     pub takes: Takes,
-    /// Whether a block follows.
+    /// Form of its end: `;` or a block.
     pub body: Body,
-    /// The arguments that it has when it is not written, as nginx's documentation prints them; `""` for none.
+    /// Arguments used if the directive is absent, as nginx's documentation prints them; `""` for none.
     pub default: &'static str,
-    /// What it does, in one line.
+    /// Description in one line.
     pub about: &'static str,
-    /// What becomes of a statement.
+    /// Store that applies a statement of this directive.
     pub store: &'static dyn Store<Cx>,
 }
 
-// By hand: a row is copied whatever it is applied to.
+// Implemented by hand: `derive` would require `Cx: Clone`.
 impl<Cx> Clone for Directive<Cx> {
     fn clone(&self) -> Self {
         *self
@@ -46,14 +47,14 @@ impl<Cx> fmt::Debug for Directive<Cx> {
     }
 }
 
-/// A set of contexts. A block is one context, a directive's row lists several.
+/// A set of contexts. A block belongs to one context; a directive's row lists several.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Contexts(u32);
 
 impl Contexts {
     /// No context.
     pub const NOWHERE: Contexts = Contexts(0);
-    /// Outside of all blocks.
+    /// Top level, outside of all blocks.
     pub const MAIN: Contexts = Contexts(1 << 0);
     /// `events { }`
     pub const EVENTS: Contexts = Contexts(1 << 1);
@@ -83,30 +84,30 @@ impl Contexts {
     pub const MAIL_SERVER: Contexts = Contexts(1 << 13);
     /// Every context.
     pub const ANY: Contexts = Contexts((1 << 14) - 1);
-    /// `http`, `server` and `location`, where most of http's directives may stand.
+    /// `http`, `server` and `location`, where most directives of http are allowed.
     pub const ANYWHERE: Contexts = Contexts::HTTP.or(Contexts::SERVER).or(Contexts::LOCATION);
 
-    /// Both sets together.
+    /// The union of both sets.
     pub const fn or(self, other: Contexts) -> Contexts {
         Contexts(self.0 | other.0)
     }
 
-    /// Whether every context of `other` is one of these.
+    /// Returns `true` if `other` is a subset of this set.
     pub const fn contains(self, other: Contexts) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether every context of this set is one of `other`.
+    /// Returns `true` if this set is a subset of `other`.
     pub const fn is_subset(self, other: Contexts) -> bool {
         other.contains(self)
     }
 
-    /// Whether the sets share a context.
+    /// Returns `true` if the sets have a context in common.
     pub const fn overlaps(self, other: Contexts) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// The contexts' names as nginx's documentation writes them, in its order.
+    /// The names of the contexts in nginx's documentation, in its order.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         CONTEXT_NAMES.iter().filter(move |(context, _)| self.contains(*context)).map(|(_, name)| *name)
     }
@@ -138,7 +139,7 @@ const CONTEXT_NAMES: [(Contexts, &str); 14] = [
 ];
 
 impl fmt::Display for Contexts {
-    /// The names with commas between; `any` for all of them.
+    /// Writes the names, separated by commas; `any` for all of them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Contexts::ANY {
             return f.write_str("any");
@@ -157,23 +158,23 @@ impl fmt::Debug for Contexts {
     }
 }
 
-/// How many arguments a directive takes.
+/// Numbers of arguments that a directive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// One: `on` or `off`.
+    /// One argument: `on` or `off`.
     Flag,
-    /// This many.
+    /// Exactly this number.
     Exactly(u8),
     /// From the first to the second number, both included.
     Between(u8, u8),
-    /// One of these numbers: nginx has directives that take one or three.
+    /// One of these numbers: some directives of nginx take one or three.
     OneOf(&'static [u8]),
-    /// This many or more.
+    /// This number or more.
     AtLeast(u8),
 }
 
 impl Takes {
-    /// Whether this number of arguments is right.
+    /// Returns `true` if this number of arguments is accepted.
     pub fn accepts(self, count: usize) -> bool {
         match self {
             Takes::Flag => count == 1,
@@ -186,7 +187,7 @@ impl Takes {
 }
 
 impl fmt::Display for Takes {
-    /// For a hint: `it takes …`.
+    /// The wording of a hint: `it takes …`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Takes::Flag => f.write_str("\"on\" or \"off\""),
@@ -207,12 +208,12 @@ impl fmt::Display for Takes {
     }
 }
 
-/// How a directive ends.
+/// End of a directive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// With `;`.
+    /// `;`.
     None,
-    /// With a block in braces.
+    /// A block in braces.
     Block,
 }
 

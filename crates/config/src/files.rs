@@ -1,7 +1,7 @@
-//! How the parser reaches files: the disk, a bundle, or a test's map.
+//! Access to configuration files: on disk, in a bundle, or in memory for tests.
 //!
-//! Decides nothing: which files are read, and how errors are worded, is the parser's.
-//! Invariant: `glob` answers in the order of bytes, so that includes have one order everywhere.
+//! Decides nothing: the parser chooses which files to read and words the errors.
+//! Invariant: `glob` returns paths in byte order, so that the order of includes is the same everywhere.
 
 use crate::glob;
 use std::collections::BTreeMap;
@@ -10,22 +10,22 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Reads files and lists those that a pattern names.
+/// Reads files and expands patterns.
 pub trait Files {
-    /// The bytes of a file.
+    /// Reads a file.
     ///
     /// # Errors
-    /// Whatever opening or reading says.
+    /// Any error of opening or reading it.
     fn read(&mut self, path: &Path) -> io::Result<Vec<u8>>;
 
-    /// The paths that match a pattern with `*`, `?` and `[…]`, sorted by their bytes. None is no error.
+    /// Returns the paths that match a pattern with `*`, `?` and `[…]`, in byte order. No match is not an error.
     ///
     /// # Errors
-    /// If the list cannot be made; a directory that cannot be read counts as empty.
+    /// If the list cannot be built. An unreadable directory counts as empty.
     fn glob(&mut self, pattern: &Path) -> io::Result<Vec<PathBuf>>;
 }
 
-/// The files of this machine.
+/// Files on the disk of this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskFiles;
 
@@ -39,19 +39,19 @@ impl Files for DiskFiles {
     }
 }
 
-/// Files that exist only in memory.
+/// Files in memory.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryFiles {
     files: BTreeMap<PathBuf, Vec<u8>>,
 }
 
 impl MemoryFiles {
-    /// No files.
+    /// Creates an empty set of files.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With one more file.
+    /// Adds a file.
     pub fn with(mut self, path: impl Into<PathBuf>, text: impl Into<Vec<u8>>) -> Self {
         self.files.insert(path.into(), text.into());
         self
@@ -72,7 +72,7 @@ impl Files for MemoryFiles {
     }
 }
 
-/// ENOENT, the same on every Linux.
+/// ENOENT, which is 2 on every Linux architecture.
 const NO_SUCH_FILE: i32 = 2;
 
 fn bytes(path: &Path) -> &[u8] {

@@ -1,7 +1,7 @@
-//! File name patterns as `include` has them: `*`, `?`, `[a-z]`, `[!a-z]` and `\` before a character, as in glob(3).
+//! File name patterns of `include`: `*`, `?`, `[a-z]`, `[!a-z]` and `\` before a character, as in glob(3).
 //!
-//! A wildcard matches neither a slash nor the dot that begins a hidden name. Braces and `~` mean nothing.
-//! Invariant: matching goes back to the last `*` only, so its time is polynomial, whatever the pattern.
+//! A wildcard matches neither a slash nor the leading dot of a hidden name. Braces and `~` are not special.
+//! Invariant: matching backtracks only to the last `*`, so its time is polynomial for every pattern.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,15 +9,15 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The most paths that one pattern may stand for, files and directories on the way together.
+/// Maximum number of paths for one pattern, including the directories on the way.
 pub const PATHS_MAX: usize = 1 << 16;
 
-/// Whether a path is a pattern at all: it contains `*`, `?` or `[`.
+/// Returns `true` if the path contains `*`, `?` or `[`.
 pub fn is_pattern(path: &[u8]) -> bool {
     path.iter().any(|byte| matches!(byte, b'*' | b'?' | b'['))
 }
 
-/// The existing paths that match, sorted by their bytes. A directory that cannot be read counts as empty.
+/// Returns the existing paths that match, in byte order. An unreadable directory counts as empty.
 ///
 /// # Errors
 /// If there are more than [`PATHS_MAX`].
@@ -35,7 +35,7 @@ pub fn expand(pattern: &Path) -> io::Result<Vec<PathBuf>> {
                 list_matching(&base, component, &mut next);
             } else {
                 let path = [&base[..], &unescaped(component)].concat();
-                // What wildcards found exists; what follows them may not.
+                // A path found by a wildcard exists; a component after it may not.
                 if !is_last || Path::new(OsStr::from_bytes(&path)).symlink_metadata().is_ok() {
                     next.push(path);
                 }
@@ -51,7 +51,7 @@ pub fn expand(pattern: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found.iter().map(|path| PathBuf::from(OsStr::from_bytes(path))).collect())
 }
 
-/// Whether a whole path matches a whole pattern, component by component.
+/// Returns `true` if the whole path matches the whole pattern, component by component.
 pub fn matches_path(pattern: &[u8], path: &[u8]) -> bool {
     let (mut patterns, mut names) = (pattern.split(|&byte| byte == b'/'), path.split(|&byte| byte == b'/'));
     loop {
@@ -63,13 +63,13 @@ pub fn matches_path(pattern: &[u8], path: &[u8]) -> bool {
     }
 }
 
-/// Whether a name without slashes matches a pattern without slashes.
+/// Returns `true` if a name without slashes matches a pattern without slashes.
 pub fn matches_name(pattern: &[u8], name: &[u8]) -> bool {
     if name.first() == Some(&b'.') && !matches!(pattern, [b'.', ..] | [b'\\', b'.', ..]) {
         return false;
     }
     let (mut p, mut n) = (0, 0);
-    // The last `*` seen and what it has swallowed so far: going back to an earlier one never finds more.
+    // The last `*` and the bytes that it has matched so far. Backtracking to an earlier one would never find more.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         if pattern.get(p) == Some(&b'*') {
@@ -99,13 +99,13 @@ fn list_matching(base: &[u8], component: &[u8], found: &mut Vec<Vec<u8>>) {
     found.extend(matching.take(PATHS_MAX + 1).map(|name| [base, name.as_bytes()].concat()));
 }
 
-/// Whether the next element of a pattern, not a `*`, matches the byte: how many bytes of the pattern it takes.
+/// Matches one byte against the next element of a pattern, which is not a `*`. Returns the length of that element.
 fn matches_one(pattern: &[u8], byte: u8) -> Option<usize> {
     match *pattern.first()? {
         b'?' => Some(1),
         b'[' => match class_end(pattern) {
             Some(end) => class_contains(&pattern[1..end], byte).then_some(end + 1),
-            // An open bracket without its partner is an ordinary character.
+            // A bracket that is never closed is an ordinary character.
             None => (byte == b'[').then_some(1),
         },
         b'\\' if pattern.len() > 1 => (pattern[1] == byte).then_some(2),
@@ -113,9 +113,9 @@ fn matches_one(pattern: &[u8], byte: u8) -> Option<usize> {
     }
 }
 
-/// The index of the `]` that closes the class which `pattern` begins with.
+/// Returns the index of the `]` that closes the class at the beginning of `pattern`.
 fn class_end(pattern: &[u8]) -> Option<usize> {
-    // A `]` right after the opening (or its `!`) is a member.
+    // A `]` right after `[`, `[!` or `[^` is a member of the class.
     let first = if matches!(pattern.get(1), Some(b'!' | b'^')) { 2 } else { 1 };
     let after_first = first + 1;
     pattern.get(after_first..)?.iter().position(|&byte| byte == b']').map(|index| index + after_first)

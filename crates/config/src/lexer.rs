@@ -1,17 +1,17 @@
-//! Turns the bytes of a configuration into words and punctuation, as nginx does.
+//! Splits the bytes of a configuration into words and punctuation, as nginx does.
 //!
-//! Knows no statements: which token may follow which is the parser's, except that a closing quote must be followed by
+//! Knows no statements: the parser decides which token may follow which. Exception: a closing quote must be followed by
 //! a blank, `;`, `{` or `)`.
-//! Invariant: tokens never overlap and never go back, so lexing ends after at most as many tokens as there are bytes.
+//! Invariant: tokens are in order and never overlap, so lexing ends after at most as many tokens as there are bytes.
 //!
-//! The rules, where they may surprise:
+//! Rules that may surprise:
 //!
 //! - A word ends with a blank (space, tab, CR, LF), `;` or `{`. Elsewhere in a word `}`, `#` and quotes are ordinary.
 //! - `{` after `$` belongs to the word: `${name}`.
 //! - A backslash takes the next byte into the word, whatever it is. `\"`, `\'` and `\\` lose the backslash, `\t`, `\r`
-//!   and `\n` become the control character, any other pair stays as it is; in quotes and outside alike.
+//!   and `\n` become the control character, any other pair stays as it is. This holds inside and outside of quotes.
 //! - `#` begins a comment only where a word could begin.
-//! - Bytes are bytes: nothing has to be UTF-8.
+//! - The text need not be UTF-8.
 //!
 //! Source: <https://nginx.org/en/docs/beginners_guide.html#conf_structure>, and nginx's behaviour.
 
@@ -20,12 +20,12 @@ use crate::source::{SourceId, Span};
 use crate::statement::Word;
 use bstr::{BString, ByteSlice};
 
-/// The longest word as it is spelled in a file, without quotes: nginx reads files through a buffer of 4096 bytes that
-/// has to hold the word and its end (and in some positions one byte more, which is not imitated). Comments have no
-/// limit here; in nginx they have the same.
+/// Maximum length of a word as spelled in a file, without quotes. nginx reads files through a buffer of 4096 bytes that
+/// must hold the word and its terminator (and in some positions one byte more, which is not imitated). Comments are
+/// unlimited here; in nginx the same limit applies to them.
 pub const WORD_BYTES_MAX: usize = 4095;
 
-/// A piece of a text.
+/// A token of a configuration text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Token {
     /// A name or an argument.
@@ -40,61 +40,61 @@ pub enum Token {
     End(Span),
 }
 
-/// Why lexing cannot go on.
+/// Reasons why lexing cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LexError {
-    /// A closing quote is followed by something that cannot be there.
+    /// A closing quote is followed by a byte that is not allowed there.
     AfterQuote {
-        /// The byte that is there.
+        /// The offending byte.
         byte: u8,
-        /// Where it is.
+        /// Its place.
         span: Span,
     },
-    /// The text ends within a word; the span is where that word, or its quote, begins.
+    /// The text ends within a word.
     UnfinishedWord {
-        /// The first byte of the word.
+        /// The first byte of the word, or its opening quote.
         start: Span,
         /// The end of the text.
         end: Span,
-        /// Whether a quote is open.
+        /// `true` if a quote is open.
         quoted: bool,
     },
     /// A word is longer than [`WORD_BYTES_MAX`].
     TooLong {
         /// The first ten bytes of the word, without its quote.
         beginning: BString,
-        /// Where they are, with the quote.
+        /// The place of these bytes, including the quote.
         start: Span,
-        /// The open quote, if there is one.
+        /// The opening quote, if there is one.
         quote: Option<u8>,
     },
 }
 
-/// Reads one text from its beginning to its end.
+/// Reads the tokens of one text.
 #[derive(Clone, Debug)]
 pub struct Lexer<'t> {
     source: SourceId,
     text: &'t [u8],
     at: usize,
     word_bytes_max: usize,
-    /// Whether only blanks were seen since the line began.
+    /// `true` if only blanks precede the current position in its line.
     starts_line: bool,
 }
 
 impl<'t> Lexer<'t> {
-    /// A lexer at the beginning of a text. `word_bytes_max` is [`WORD_BYTES_MAX`] for a file; a text from the command
-    /// line has no limit of its own.
+    /// Creates a lexer at the beginning of a text. `word_bytes_max` is [`WORD_BYTES_MAX`] for a file; a text from the
+    /// command line is not limited.
     ///
-    /// Only the first 4 GiB of a text are read; [`Sources`](crate::Sources) hold no longer ones.
+    /// Reads only the first 4 GiB of a text; [`Sources`](crate::Sources) holds no longer texts.
     pub fn new(source: SourceId, text: &'t [u8], word_bytes_max: usize) -> Self {
         let text = &text[..text.len().min(crate::source::SOURCE_BYTES_MAX)];
         Lexer { source, text, at: 0, word_bytes_max, starts_line: true }
     }
 
-    /// The next token; [`Token::End`] again and again at the end.
+    /// Returns the next token; at the end of the text, [`Token::End`] on every call.
     ///
     /// # Errors
-    /// Why there is none. Lexing ends then: what would follow is guesswork.
+    /// The reason why there is no token. The caller must stop then: any further token would be a guess.
     pub fn next_token(&mut self) -> Result<Token, LexError> {
         self.skip_blanks_and_comments();
         let start = self.at;
@@ -121,7 +121,7 @@ impl<'t> Lexer<'t> {
                 b' ' | b'\t' | b'\r' => {}
                 b'#' => {
                     let rest = &self.text[self.at..];
-                    // The newline itself is a blank for the next round.
+                    // The newline is a blank, skipped in the next iteration.
                     self.at += memchr::memchr(b'\n', rest).unwrap_or(rest.len());
                     continue;
                 }
@@ -152,12 +152,12 @@ impl<'t> Lexer<'t> {
     fn plain_word(&mut self) -> Result<Token, LexError> {
         let start = self.at;
         let rest = &self.text[start..self.text.len().min(start + self.word_bytes_max)];
-        // What is neither the end nor special needs no look of its own.
+        // Skips to the first byte that ends the word or needs special treatment.
         let is_special = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | b';' | b'{' | b'\\' | b'$');
         let mut at = start + rest.iter().position(is_special).unwrap_or(rest.len());
         let mut after_dollar = false;
         loop {
-            // At the very end of a text nothing ends the word, and nothing could follow that makes it complete.
+            // The end of the text does not end a word: a word needs a terminator, so this is an error.
             let byte = self.byte_of_word(start, start, at, None)?;
             match byte {
                 b'{' if after_dollar => {}
@@ -169,7 +169,8 @@ impl<'t> Lexer<'t> {
         Ok(Token::Word(self.word(start..at, self.span(start, at), false)))
     }
 
-    /// The byte at `at` of a word that is spelled from `start` on; `opening` is its quote, or `start` again.
+    /// Returns the byte at `at` of a word whose spelling begins at `start`. `opening` is the position of its quote, or
+    /// `start` if it has none.
     fn byte_of_word(&self, opening: usize, start: usize, at: usize, quote: Option<u8>) -> Result<u8, LexError> {
         if at - start > self.word_bytes_max && start + self.word_bytes_max + 1 < self.text.len() {
             let beginning = self.text[start..start + 10].into();
@@ -189,12 +190,12 @@ impl<'t> Lexer<'t> {
     }
 
     fn span(&self, start: usize, end: usize) -> Span {
-        // The text was cut to what 32 bits can count.
+        // Cannot overflow: `new` cuts the text to a length that fits 32 bits.
         Span { source: self.source, start: start as u32, end: end as u32 }
     }
 }
 
-/// Lexes any bytes to the end or to the first error and returns the tokens up to there: for tools and fuzzing.
+/// Lexes a text to its end or to the first error, and returns the tokens so far: for tools and fuzzing.
 ///
 /// ```
 /// use gale_config::lexer::{Token, lex};
@@ -219,7 +220,7 @@ pub fn lex(text: &[u8]) -> (Vec<Token>, Option<LexError>) {
     }
 }
 
-/// Spells a word so that lexing it gives `text` again: as it is if that is possible, otherwise in double quotes.
+/// Returns a spelling of `text` as one word: unchanged if possible, otherwise in double quotes.
 ///
 /// ```
 /// use gale_config::quote;
@@ -245,7 +246,7 @@ pub fn quote(text: &[u8]) -> BString {
     out.into()
 }
 
-/// The words of a text without punctuation, such as the default of a directive. The end of the text ends a word.
+/// Splits a text without punctuation, such as the default of a directive, into words. The end of the text ends a word.
 pub(crate) fn words(text: &[u8]) -> Result<Vec<Word>, Diagnostic> {
     let mut text = text.to_vec();
     text.push(b' ');
@@ -291,7 +292,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Tokens in short: words as they are, punctuation as itself.
+    /// The tokens in short form: the text of each word, and punctuation as itself.
     fn tokens(text: &[u8]) -> Vec<String> {
         let (tokens, error) = lex(text);
         let shown = tokens.iter().filter_map(|token| match token {

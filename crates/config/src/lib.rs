@@ -1,7 +1,7 @@
-//! nginx's configuration language: text, words, statements, directive tables, settings. Knows no directive but
+//! nginx's configuration language: texts, words, statements, directive tables, settings. Knows no directive but
 //! `include`.
 //!
-//! The way of a configuration:
+//! Data flow:
 //!
 //! ```text
 //! Files ──read──▶ Sources ──lexer──▶ Word ──parser──▶ Statement ──Tables──▶ Store ──▶ Setting
@@ -9,10 +9,10 @@
 //!                    └──── Span ───────┴───────────────────┴── Diagnostic ────┘
 //! ```
 //!
-//! Files are reached only through [`Files`], so that a configuration can come from the disk, from a bundle or from a
-//! test. Everything that a text can make grow is bounded: see the limits in [`parser`] and [`lexer`].
+//! Files are accessed only through [`Files`], so that a configuration can come from the disk, from a bundle or from a
+//! test. Every size that depends on the text is bounded: see the limits in [`parser`] and [`lexer`].
 //!
-//! Sources: nginx's documentation, and its behaviour where that is silent.
+//! Sources: nginx's documentation, and its behaviour where the documentation is silent.
 #![forbid(unsafe_code)]
 
 pub mod diagnostic;

@@ -1,10 +1,10 @@
-//! Turns words into statements, and follows `include`.
+//! Builds statements from words and follows `include`.
 //!
-//! Knows one directive, `include`; the meaning of all others is the tables'.
-//! Goes on after an error where what follows is not guesswork: after a stray `;`, and after a file that could not be
-//! read or is broken, in the file that includes it.
-//! Invariant: the tree's depth, the number of files and of words, and their bytes are bounded (the constants below),
-//! so that no text can exhaust the stack or the memory.
+//! Knows only the directive `include`; all others are defined by the tables.
+//! Continues after an error only where the following text is unambiguous: after a stray `;`, and in the including file
+//! after an included file that is unreadable or broken.
+//! Invariant: the depth of the tree and the number and total size of files and words are bounded (by the constants
+//! below), so that no text can exhaust the stack or the memory.
 
 use crate::diagnostic::{Diagnostic, Diagnostics, Reporter};
 use crate::files::Files;
@@ -18,29 +18,29 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The deepest nesting of blocks, over all files together. Real configurations need about six levels.
+/// Maximum nesting of blocks, counted over all files. Real configurations need about six levels.
 pub const BLOCK_DEPTH_MAX: usize = 100;
-/// The deepest nesting of files.
+/// Maximum nesting of included files.
 pub const INCLUDE_DEPTH_MAX: usize = 32;
-/// How many times files may be included, all together: a bound against files that include each other twice over.
+/// Maximum number of inclusions in total: files that include each other twice would be read exponentially often.
 pub const INCLUDES_MAX: usize = 1 << 16;
-/// All bytes of all texts, counting a file as often as it is included.
+/// Maximum size of all texts in bytes; a file counts as often as it is included.
 pub const BYTES_MAX: usize = 1 << 30;
-/// All words of all statements: large `geo` tables have some millions.
+/// Maximum number of words in all statements: large `geo` tables have some millions.
 pub const WORDS_MAX: usize = 1 << 24;
 
-/// What a configuration's texts say.
+/// The result of parsing.
 #[derive(Clone, Debug, Default)]
 pub struct Parsed {
-    /// The statements up to each error, with a [broken](Statement::broken) one where it was.
+    /// The statements up to each error, and a [broken](Statement::broken) statement in the place of the error.
     pub statements: Vec<Statement>,
-    /// The errors, in the order of the text: those of the broken statements.
+    /// The errors of the broken statements, in text order.
     pub errors: Diagnostics,
 }
 
-/// Parses a file and all that it includes.
+/// Parses a file and all files that it includes.
 ///
-/// Relative names in `include` are taken from `prefix`, the directory of the main file.
+/// Relative names in `include` are resolved against `prefix`, the directory of the main file.
 ///
 /// # Errors
 /// If the file itself cannot be read. Every later error is in [`Parsed::errors`].
@@ -50,7 +50,7 @@ pub fn parse(sources: &mut Sources, files: &mut dyn Files, path: &Path, prefix: 
     Ok(parser.parse_all(source, Text::File))
 }
 
-/// Parses a configuration that is held in memory. Messages call it `label`.
+/// Parses a configuration held in memory. `label` is its name in messages.
 pub fn parse_text(sources: &mut Sources, files: &mut dyn Files, label: &str, text: Vec<u8>, prefix: &Path) -> Parsed {
     let source = sources.add_text(label, text);
     Parser::new(sources, files, prefix).parse_all(source, Text::File)
@@ -62,14 +62,14 @@ pub fn parse_parameter(sources: &mut Sources, files: &mut dyn Files, text: Vec<u
     Parser::new(sources, files, prefix).parse_all(source, Text::Parameter)
 }
 
-/// What kind of text is parsed: they differ in what may stand in them and in nginx's words.
+/// Kind of the text being parsed: it determines the allowed statements and the wording of errors.
 #[derive(Clone, Copy, PartialEq)]
 enum Text {
     File,
     Parameter,
 }
 
-/// A syntax error was recorded; the rest of this text cannot be understood.
+/// A syntax error was recorded, and the rest of this text cannot be understood.
 struct Stop;
 
 struct Parser<'p> {
@@ -77,7 +77,7 @@ struct Parser<'p> {
     files: &'p mut dyn Files,
     prefix: &'p Path,
     errors: Diagnostics,
-    /// The files that are being parsed, from the main one to the innermost.
+    /// The files being parsed, from the main one to the innermost.
     open_files: Vec<SourceId>,
     block_depth: usize,
     includes: usize,
@@ -98,18 +98,18 @@ impl<'p> Parser<'p> {
         Parsed { statements, errors: self.errors }
     }
 
-    /// Parses one text. Its blocks end where it ends, so an error in it leaves the including text intact.
+    /// Parses one text. Its blocks end at the end of the text, so an error in it does not affect the including text.
     fn parse_source(&mut self, source: SourceId, text: Text, out: &mut Vec<Statement>) {
         let bytes = self.sources.get(source).text().clone();
         let word_bytes_max = if text == Text::File { WORD_BYTES_MAX } else { SOURCE_BYTES_MAX };
         let mut lexer = Lexer::new(source, &bytes, word_bytes_max);
         self.open_files.push(source);
-        // The error, if any, stands in the tree already.
+        // Any error has been recorded in the tree already.
         let _: Result<Option<Span>, Stop> = self.parse_statements(&mut lexer, text, None, out);
         self.open_files.pop();
     }
 
-    /// Parses up to the end of the text, or of the block that `opening` began; returns the closing brace.
+    /// Parses to the end of the text, or to the end of the block that `opening` began. Returns the closing brace.
     fn parse_statements(
         &mut self,
         lexer: &mut Lexer<'_>,
@@ -182,7 +182,7 @@ impl<'p> Parser<'p> {
                 let path = path.clone();
                 self.include(&path, head, out);
             }
-            // An `include` of another shape stays in the tree: `types { include a; }` is a list of words.
+            // An `include` of another form stays in the tree: `types { include a; }` is a list of words.
             _ => out.push(head.into_statement()),
         }
     }
@@ -215,9 +215,9 @@ impl<'p> Parser<'p> {
         end.map(|_| ())
     }
 
-    /// Puts the statements of the named files in the place of the `include`, or a broken statement where one fails.
+    /// Replaces the `include` by the statements of the named files, or by a broken statement for each file that fails.
     fn include(&mut self, path: &Word, head: Head, out: &mut Vec<Statement>) {
-        // As nginx does it: a relative name is appended to the prefix, whatever it is.
+        // As in nginx, a relative name is appended to the prefix, even if the result makes no sense.
         let full = self.prefix.join(OsStr::from_bytes(&path.text));
         let paths = if !glob::is_pattern(full.as_os_str().as_bytes()) {
             Ok(vec![full])
@@ -258,13 +258,13 @@ impl<'p> Parser<'p> {
         Ok(())
     }
 
-    /// The text of a file, read the first time that it is asked for.
+    /// Returns the text of a file; it is read from disk only the first time.
     fn read(&mut self, path: &Path) -> Result<SourceId, Diagnostic> {
         let source = match self.sources.find(path) {
             Some(source) => source,
             None => {
                 let text = self.files.read(path).map_err(|error| {
-                    // A directory can be opened; nginx fails on it at the first read.
+                    // open() succeeds on a directory; nginx fails at its first pread().
                     let is_directory = error.kind() == std::io::ErrorKind::IsADirectory;
                     let call = if is_directory { "pread()" } else { "open()" };
                     Diagnostic::emerg(format!("{call} \"{}\" failed {}", path.display(), OsErrorText(&error)))
@@ -279,14 +279,14 @@ impl<'p> Parser<'p> {
         if self.bytes > BYTES_MAX { Err(too_many_bytes()) } else { Ok(source) }
     }
 
-    /// Records an error after which the text makes no sense.
+    /// Records an error after which the rest of the text cannot be understood.
     fn stop(&mut self, out: &mut Vec<Statement>, words: Vec<Word>, error: impl FnOnce(&[Word]) -> Diagnostic) -> Stop {
         let error = error(&words);
         self.broken(out, words, error);
         Stop
     }
 
-    /// Records an error, in the tree where it happened and in the list.
+    /// Records an error, both in the tree and in the list.
     fn broken(&mut self, out: &mut Vec<Statement>, mut words: Vec<Word>, error: Diagnostic) {
         self.errors.report(error.clone());
         let mut statement = match words.is_empty() {
@@ -312,7 +312,7 @@ struct Head {
 }
 
 impl Head {
-    /// Takes the words, of which there is at least one; the list keeps its memory for the next statement.
+    /// Takes the words, of which there must be at least one. The list keeps its capacity for the next statement.
     fn new(words: &mut Vec<Word>) -> Head {
         let mut words = words.drain(..);
         let name = words.next().expect("a statement has a name");
@@ -343,7 +343,7 @@ fn too_many_bytes() -> Diagnostic {
     Diagnostic::emerg(format!("the configuration is longer than {BYTES_MAX} bytes"))
 }
 
-/// The text ended within a statement, whose finished words these are.
+/// The text ended within a statement; `words` are its complete words.
 fn unfinished(text: Text, end: Span, words: &[Word]) -> Diagnostic {
     let message = match text {
         Text::File => "unexpected end of file, expecting \";\" or \"}\"",

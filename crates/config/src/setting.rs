@@ -1,77 +1,77 @@
-//! A value of a configuration that remembers where it was written.
+//! A configuration value that remembers where it was written.
 //!
-//! Knows three origins: written in this block, inherited from an outer one, the default. The engine inherits and
-//! finishes the settings of a block before anything reads them.
-//! Invariant: once set, a setting has a value for good; `get` on an unset one is a bug and panics.
+//! It is written in this block, inherited from an outer one, or a default. The engine completes inheritance and
+//! defaults of a block before anything reads its settings.
+//! Invariant: `get` on an unset setting is a bug and panics.
 
 use crate::diagnostic::Diagnostic;
 use crate::source::Span;
 
-/// A value with the place that it was written at.
+/// A value with the place at which it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting<T> {
     state: Option<(T, Option<Span>)>,
 }
 
 impl<T> Setting<T> {
-    /// Not set.
+    /// An unset setting.
     pub const fn new() -> Self {
         Setting { state: None }
     }
 
-    /// Set to a value that stands in no text.
+    /// A setting with a value that was not written in any text.
     pub const fn of(value: T) -> Self {
         Setting { state: Some((value, None)) }
     }
 
-    /// The value.
+    /// Returns the value.
     ///
     /// # Panics
-    /// If it is not set: the block was not finished, or the directive has no default and [`get_opt`](Self::get_opt)
-    /// should have been used.
+    /// If it is unset: either the block is not finished, or the directive has no default and the caller should use
+    /// [`get_opt`](Self::get_opt).
     #[track_caller]
     pub fn get(&self) -> &T {
         self.get_opt().expect("a setting is read before it is finished, or has no default")
     }
 
-    /// The value, if it is set.
+    /// Returns the value, if it is set.
     pub fn get_opt(&self) -> Option<&T> {
         self.state.as_ref().map(|(value, _)| value)
     }
 
-    /// The value for changing, if it is set.
+    /// Returns the value for modification, if it is set.
     pub fn get_mut(&mut self) -> Option<&mut T> {
         self.state.as_mut().map(|(value, _)| value)
     }
 
-    /// Whether it is set: written, inherited or by default.
+    /// Returns `true` if it is set: written, inherited or by default.
     pub fn is_set(&self) -> bool {
         self.state.is_some()
     }
 
-    /// Where it was written; `None` if it is not set or a default.
+    /// The place at which it was written; `None` if it is unset or a default.
     pub fn span(&self) -> Option<Span> {
         self.state.as_ref().and_then(|(_, span)| *span)
     }
 
-    /// Sets it, whatever it was before. A default has no span.
+    /// Sets the value, replacing any earlier one. A default has no span.
     pub fn set(&mut self, value: T, span: Option<Span>) {
         self.state = Some((value, span));
     }
 
-    /// Makes it unset again and returns the value.
+    /// Unsets it and returns the value.
     pub fn take(&mut self) -> Option<T> {
         self.state.take().map(|(value, _)| value)
     }
 
-    /// An error about this value, found after parsing, that points at where it was written.
+    /// Creates an error about this value that points to its place.
     pub fn error(&self, message: impl Into<String>) -> Diagnostic {
         Diagnostic::emerg(message).at_opt(self.span())
     }
 }
 
 impl<T: Clone> Setting<T> {
-    /// Takes the parent's value, and its place, if this one is not set.
+    /// Copies the parent's value and place, if this setting is unset.
     pub fn inherit(&mut self, parent: &Setting<T>) {
         if self.state.is_none() {
             self.state.clone_from(&parent.state);

@@ -1,7 +1,7 @@
-//! The texts of a configuration and places in them.
+//! The texts of a configuration, and places in them.
 //!
 //! Keeps every text that was read, once per path and in the order of reading, for messages and for `-T`.
-//! Invariant: a [`Span`] made by this crate lies within its source; a foreign one is clamped, never a panic.
+//! Invariant: a [`Span`] made by this crate lies within its source. A foreign span is clamped and never causes a panic.
 
 use bstr::{BStr, ByteSlice};
 use std::collections::HashMap;
@@ -11,34 +11,35 @@ use std::sync::Arc;
 /// The largest text in bytes: a [`Span`] counts in 32 bits.
 pub const SOURCE_BYTES_MAX: usize = u32::MAX as usize - 1;
 
-/// Names a source among its [`Sources`].
+/// Index of a source in its [`Sources`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceId(pub u32);
 
 /// A piece of a source: bytes `start..end`. It may be empty, for example at the end of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Span {
-    /// The text that this is a piece of.
+    /// The source.
     pub source: SourceId,
-    /// The first byte.
+    /// Offset of the first byte.
     pub start: u32,
-    /// The byte after the last.
+    /// Offset of the byte after the last.
     pub end: u32,
 }
 
 impl Span {
-    /// From the start of this one to the end of `last`, if both lie in the same source; otherwise just this one.
+    /// Returns the span from the start of this one to the end of `last` if both lie in the same source, otherwise this
+    /// one.
     pub fn to(self, last: Span) -> Span {
         if self.source == last.source { Span { end: last.end.max(self.end), ..self } } else { self }
     }
 }
 
-/// Where a byte stands, as a person counts: both numbers begin with 1, the column counts bytes.
+/// Line and column of a byte. Both begin with 1; the column counts bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// The line.
+    /// Line.
     pub line: u32,
-    /// The byte within the line.
+    /// Byte within the line.
     pub column: u32,
 }
 
@@ -56,7 +57,7 @@ enum Name {
 }
 
 impl Source {
-    /// The path of a file; `None` for a text from the command line and the like.
+    /// The path of a file; `None` for other texts, such as the command line.
     pub fn path(&self) -> Option<&Path> {
         match &self.name {
             Name::File(path) => Some(path),
@@ -64,7 +65,7 @@ impl Source {
         }
     }
 
-    /// How messages call it: its path, or `command line`.
+    /// The name used in messages: the path, or for example `command line`.
     pub fn name(&self) -> String {
         match &self.name {
             Name::File(path) => path.to_string_lossy().into_owned(),
@@ -72,12 +73,12 @@ impl Source {
         }
     }
 
-    /// The bytes.
+    /// The bytes of the text.
     pub fn text(&self) -> &Arc<[u8]> {
         &self.text
     }
 
-    /// The line and column of a byte; one beyond the end counts as the end.
+    /// Returns line and column of a byte. An offset beyond the end counts as the end.
     pub fn position(&self, offset: u32) -> Position {
         let before = &self.text[..(offset as usize).min(self.text.len())];
         let line_start = before.rfind_byte(b'\n').map_or(0, |newline| newline + 1);
@@ -85,7 +86,7 @@ impl Source {
         Position { line: newlines as u32 + 1, column: (before.len() - line_start) as u32 + 1 }
     }
 
-    /// The bytes of the line that the byte stands in, without its end (LF or CR LF), and where that line starts.
+    /// Returns the line that contains the byte, without its end (LF or CR LF), and the offset at which the line starts.
     pub(crate) fn line_around(&self, offset: u32) -> (&[u8], usize) {
         let offset = (offset as usize).min(self.text.len());
         let start = self.text[..offset].rfind_byte(b'\n').map_or(0, |newline| newline + 1);
@@ -103,15 +104,15 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// No texts yet.
+    /// Creates an empty collection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a file. A path that is there already keeps its first text: one configuration sees one state of a file.
+    /// Adds a file. If the path is known already, its first text is kept: one configuration sees one state of a file.
     ///
     /// # Panics
-    /// If the text is longer than [`SOURCE_BYTES_MAX`]; the parser refuses such files before.
+    /// If the text is longer than [`SOURCE_BYTES_MAX`]; the parser refuses such files earlier.
     pub fn add_file(&mut self, path: &Path, text: Vec<u8>) -> SourceId {
         if let Some(id) = self.find(path) {
             return id;
@@ -121,7 +122,7 @@ impl Sources {
         id
     }
 
-    /// Adds a text that is no file. Messages say `in LABEL` without a line number.
+    /// Adds a text that is not a file. Messages say `in LABEL` without a line number.
     ///
     /// # Panics
     /// As [`add_file`](Self::add_file).
@@ -129,25 +130,25 @@ impl Sources {
         self.add(Name::Label(label.to_owned()), text)
     }
 
-    /// The file of that path, if it was read.
+    /// Returns the source with that path, if it was read.
     pub fn find(&self, path: &Path) -> Option<SourceId> {
         self.by_path.get(path).copied()
     }
 
-    /// The source of that name.
+    /// Returns the source with that index.
     ///
     /// # Panics
-    /// If the name comes from other [`Sources`] and does not exist here.
+    /// If the index comes from other [`Sources`] and does not exist here.
     pub fn get(&self, id: SourceId) -> &Source {
         &self.sources[id.0 as usize]
     }
 
-    /// All sources in the order of reading.
+    /// Iterates over all sources in the order of reading.
     pub fn iter(&self) -> impl Iterator<Item = (SourceId, &Source)> {
         self.sources.iter().enumerate().map(|(index, source)| (SourceId(index as u32), source))
     }
 
-    /// Whether the span lies in one of these sources; that of a default value does not.
+    /// Returns `true` if the span lies in one of these sources; the span of a default value does not.
     pub fn knows(&self, span: Span) -> bool {
         (span.source.0 as usize) < self.sources.len()
     }
@@ -157,7 +158,7 @@ impl Sources {
         self.sources.len()
     }
 
-    /// Whether nothing was read.
+    /// Returns `true` if there are no sources.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
     }
@@ -174,7 +175,7 @@ impl Sources {
         text[(span.start as usize).min(end)..end].as_bstr()
     }
 
-    /// `FILE:LINE`, or the label of a text that is no file: what nginx writes after `in`.
+    /// Returns `FILE:LINE`, or the label of a text that is not a file, as nginx writes it after `in`.
     pub fn place(&self, span: Span) -> String {
         let source = self.get(span.source);
         match source.path() {

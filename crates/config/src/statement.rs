@@ -1,23 +1,23 @@
-//! What the parser makes of a text: words and statements.
+//! Words and statements, the output of the parser.
 //!
-//! Invariant: quotes and escapes are processed already; a [`Word`]'s text is the value, its span the spelling.
+//! Invariant: quotes and escapes are resolved. A [`Word`]'s text is the value; its span covers the original spelling.
 
 use crate::diagnostic::Diagnostic;
 use crate::source::{SourceId, Span};
 use bstr::{BStr, BString, ByteSlice};
 use std::ops::Deref;
 
-/// One word of a statement: a name or an argument. It dereferences to its text.
+/// A name or an argument. It dereferences to its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// The value, after quotes and escapes.
+    /// The value, with quotes and escapes resolved.
     pub text: BString,
-    /// Where it is written, quotes included.
+    /// Its place, quotes included.
     pub span: Span,
-    /// Whether it was written in quotes.
+    /// `true` if it was written in quotes.
     pub quoted: bool,
-    /// Whether only blanks stand before it in its line. An argument that starts a line may be the next directive
-    /// after a forgotten `;`.
+    /// `true` if it is the first word of its line. An argument that starts a line may be the next directive after a
+    /// forgotten `;`.
     pub starts_line: bool,
 }
 
@@ -35,26 +35,26 @@ impl AsRef<[u8]> for Word {
     }
 }
 
-/// One directive as it stands in a text: `name args… ;` or `name args… { block }`.
+/// A directive as written in a text: `name args… ;` or `name args… { block }`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
     /// The first word.
     pub name: Word,
     /// The other words.
     pub args: Vec<Word>,
-    /// The statements between the braces; `None` if it ends with `;`. Includes are expanded.
+    /// The statements between the braces; `None` if the statement ends with `;`. Includes are expanded.
     pub block: Option<Vec<Statement>>,
-    /// From the first to the last word.
+    /// The span from the first to the last word.
     pub span: Span,
-    /// The closing brace; `None` without a block, and if the text ended before it.
+    /// The closing brace; `None` if there is no block or the text ended within it.
     pub block_end: Option<Span>,
-    /// Set if reading failed here: a syntax error, or an `include` that could not be followed. Such a statement means
-    /// nothing, but keeps its place, so that the errors of a configuration come in the order of the text.
+    /// The error, if parsing failed here: a syntax error or a failed `include`. A broken statement has no meaning, but
+    /// keeps its place, so that the errors of a configuration are reported in text order.
     pub broken: Option<Box<Diagnostic>>,
 }
 
 impl Statement {
-    /// A statement that stands in no text, such as the default of a directive. Its spans lie in no
+    /// Creates a statement that is not written in any text, such as the default of a directive. Its spans lie in no
     /// source, so a message about it has no place.
     pub fn synthetic(name: &str, args: Vec<Word>) -> Statement {
         let span = Span { source: SourceId(u32::MAX), start: 0, end: 0 };
@@ -62,18 +62,18 @@ impl Statement {
         Statement { name, args, block: None, span, block_end: None, broken: None }
     }
 
-    /// An error at the directive's name; the message in nginx's words without ` in FILE:LINE`.
+    /// Creates an error at the directive's name. The message is in nginx's words, without ` in FILE:LINE`.
     pub fn error(&self, message: impl Into<String>) -> Diagnostic {
         Diagnostic::emerg(message).at(self.name.span)
     }
 
-    /// The error `"NAME" directive WHAT`, as nginx builds it from the answer of a directive's handler
-    /// (`is duplicate`, `invalid value`).
+    /// Creates the error `"NAME" directive WHAT`, as nginx does from the return value of a directive's handler (`is
+    /// duplicate`, `invalid value`).
     pub fn directive_error(&self, what: &str) -> Diagnostic {
         self.error(format!("\"{}\" directive {what}", self.name.text))
     }
 
-    /// The statements of the block, in order; none if there is no block.
+    /// Returns the statements of the block, or none if there is no block.
     pub fn body(&self) -> &[Statement] {
         self.block.as_deref().unwrap_or(&[])
     }

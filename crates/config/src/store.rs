@@ -1,17 +1,17 @@
-//! What becomes of a directive's statement: the last column of a directive table.
+//! Stores for the values of directives: the last column of a directive table.
 //!
 //! | store | for |
 //! |---|---|
 //! | [`One`] | a value that may be written once per block |
-//! | [`Many`] | a value that may be repeated; a block with any of its own inherits none |
-//! | [`OneWith`], [`ManyWith`] | the same, if parsing needs the builder |
-//! | [`Updated`] | a value that further statements of the block add to, or replace |
+//! | [`Many`] | a value that may be repeated; a block that sets any inherits none |
+//! | [`OneWith`], [`ManyWith`] | the same, if the parser needs the builder |
+//! | [`Updated`] | a value that later statements of the block extend or replace |
 //! | [`Custom`] | everything else, blocks above all |
-//! | [`Inert`] | accepted with a warning, does nothing |
-//! | [`InertValue`] | the same, if the value is one that nginx accepts |
+//! | [`Inert`] | a directive without effect, accepted with a warning |
+//! | [`InertValue`] | the same, if nginx accepts the value |
 //!
-//! Invariant: a store touches only confs of its own type. For any other, `inherit` and `finish` do nothing, so that
-//! one table may serve the several confs of a module; `apply` panics, since the caller chose by
+//! Invariant: a store changes only confs of its own type. For any other type `inherit` and `finish` do nothing, so that
+//! one table may serve several confs of a module; `apply` panics, since the caller selects the conf by
 //! [`conf_type`](Store::conf_type).
 
 use crate::diagnostic::{Diagnostic, Reporter};
@@ -20,32 +20,32 @@ use crate::setting::Setting;
 use crate::statement::Statement;
 use std::any::{Any, TypeId, type_name};
 
-/// Stores, inherits and completes a directive's value. `Cx` is the engine's builder.
+/// Stores, inherits and completes the value of a directive. `Cx` is the engine's builder.
 pub trait Store<Cx>: Sync {
-    /// The type of conf that [`apply`](Self::apply) wants; `()` if it wants none and takes any.
+    /// The type of conf that [`apply`](Self::apply) expects; `()` if it accepts any.
     fn conf_type(&self) -> TypeId;
 
-    /// Whether the directive does anything; else it is accepted with a warning.
+    /// Returns `true` if the directive has an effect; otherwise it is accepted with a warning.
     fn has_effect(&self) -> bool {
         true
     }
 
-    /// Carries a statement out. Its place, block and number of arguments are checked already.
+    /// Applies a statement. Its context, block and number of arguments are checked already.
     ///
     /// # Errors
-    /// What nginx would say about the arguments.
+    /// An error of the arguments, in nginx's words.
     ///
     /// # Panics
     /// If `conf` is not of [`conf_type`](Self::conf_type).
     fn apply(&self, conf: &mut dyn Any, cx: &mut Cx, statement: &Statement) -> Result<(), Diagnostic>;
 
-    /// Gives the child the parent's value if it has none of its own.
+    /// Copies the parent's value to the child, if the child has none.
     fn inherit(&self, _child: &mut dyn Any, _parent: &dyn Any) {}
 
-    /// Sets what is still unset to the default of the table.
+    /// Sets an unset value to the default of the table.
     ///
     /// # Panics
-    /// If the default does not parse: [`Tables::problems`](crate::Tables::problems) finds that in a test.
+    /// If the default cannot be parsed; a test finds that with [`Tables::problems`](crate::Tables::problems).
     fn finish(&self, _conf: &mut dyn Any, _cx: &mut Cx, _name: &'static str, _default: &'static str) {}
 
     /// Parses the default without storing it.
@@ -57,15 +57,15 @@ pub trait Store<Cx>: Sync {
     }
 }
 
-/// Where in a conf a setting lives, for reading and for writing. Made by [`slot!`](crate::slot).
+/// Accessors of a setting within a conf. Created by [`slot!`](crate::slot).
 pub struct Slot<C, T> {
-    /// Finds it for reading.
+    /// Returns the setting for reading.
     pub read: fn(&C) -> &Setting<T>,
-    /// Finds it for writing.
+    /// Returns the setting for writing.
     pub write: fn(&mut C) -> &mut Setting<T>,
 }
 
-/// Makes a [`Slot`] from a conf type and a field: `slot!(Conf, status)`.
+/// Creates a [`Slot`] from a conf type and a field: `slot!(Conf, status)`.
 #[macro_export]
 macro_rules! slot {
     ($conf:ty, $($field:ident).+) => {
@@ -73,54 +73,55 @@ macro_rules! slot {
     };
 }
 
-/// A value that may be written once per block, parsed by a function of the statement alone.
+/// A value that may be written once per block, parsed from the statement alone.
 pub struct One<C, T> {
-    /// Makes the value; see [`values`](crate::values) for the usual ones.
+    /// Parser; see [`values`](crate::values) for the usual ones.
     pub parse: fn(&Statement) -> Result<T, Diagnostic>,
-    /// Where it goes.
+    /// The setting that holds the value.
     pub slot: Slot<C, T>,
 }
 
 /// As [`One`], for a parser that needs the builder.
 pub struct OneWith<C, T, Cx> {
-    /// Makes the value.
+    /// Parser.
     pub parse: fn(&mut Cx, &Statement) -> Result<T, Diagnostic>,
-    /// Where it goes.
+    /// The setting that holds the value.
     pub slot: Slot<C, T>,
 }
 
-/// A value that may be repeated, parsed by a function of the statement alone. Without a default the list is empty.
+/// A value that may be repeated, parsed from the statement alone. Without a default the list is empty.
 pub struct Many<C, T> {
-    /// Makes one value.
+    /// Parser for one value.
     pub parse: fn(&Statement) -> Result<T, Diagnostic>,
-    /// Where it is appended. The span is that of the first one.
+    /// The setting that holds the list. Its span is that of the first value.
     pub slot: Slot<C, Vec<T>>,
 }
 
 /// As [`Many`], for a parser that needs the builder.
 pub struct ManyWith<C, T, Cx> {
-    /// Makes one value.
+    /// Parser for one value.
     pub parse: fn(&mut Cx, &Statement) -> Result<T, Diagnostic>,
-    /// Where it is appended. The span is that of the first one.
+    /// The setting that holds the list. Its span is that of the first value.
     pub slot: Slot<C, Vec<T>>,
 }
 
-/// A value that several statements of a block make together, as flags that add up. A block with any of its own inherits
+/// A value combined from several statements of a block, for example flags that add up. A block that sets any inherits
 /// none.
 pub struct Updated<C, T, Cx> {
-    /// Makes the value of a statement and of what earlier ones of the block have made.
+    /// Computes the value from a statement and the value of the earlier statements of the block.
     pub parse: fn(&mut Cx, &Statement, Option<&T>) -> Result<T, Diagnostic>,
-    /// Where it goes. The span is that of the first one.
+    /// The setting that holds the value. Its span is that of the first statement.
     pub slot: Slot<C, T>,
 }
 
-/// A function that does everything; nothing is inherited or finished by itself.
+/// A function that handles the statement completely. Nothing is inherited or set to a default automatically.
 pub struct Custom<C, Cx>(pub fn(&mut C, &mut Cx, &Statement) -> Result<(), Diagnostic>);
 
-/// Accepts a directive whose absence cannot change what an answer means, with a warning.
+/// Accepts with a warning a directive that has no effect; only for directives whose absence does not change the meaning
+/// of a response.
 pub struct Inert;
 
-/// As [`Inert`], for a value that is checked.
+/// As [`Inert`], but the value is checked.
 pub struct InertValue<T>(pub fn(&Statement) -> Result<T, Diagnostic>);
 
 impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for One<C, T> {
@@ -293,7 +294,7 @@ impl<T, Cx: Reporter> Store<Cx> for InertValue<T> {
     }
 }
 
-/// The statement that a default stands for: the same words that a person would write.
+/// Builds the statement of a default value, with the words that an administrator would write.
 pub(crate) fn default_statement(name: &str, default: &'static str) -> Result<Statement, Diagnostic> {
     let mut args = lexer::words(default.as_bytes())?;
     let mut statement = Statement::synthetic(name, Vec::new());
@@ -311,7 +312,7 @@ impl<C: Any, T: Clone> Slot<C, T> {
         }
     }
 
-    /// The setting, if the conf is the right one and the setting is still unset.
+    /// Returns the setting if the conf has the right type and the setting is unset.
     fn unset<'c>(&self, conf: &'c mut dyn Any) -> Option<&'c mut Setting<T>> {
         conf.downcast_mut::<C>().map(self.write).filter(|setting| !setting.is_set())
     }

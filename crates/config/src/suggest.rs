@@ -1,12 +1,12 @@
-//! "Did you mean": the known name that lies nearest to a mistyped one.
+//! "Did you mean": the known name nearest to a misspelled one.
 //!
-//! Refuses to guess far: at most one edit in three characters.
+//! Suggests only near names: at most one edit per three characters.
 //! Invariant: the work is bounded, since names longer than [`NAME_BYTES_MAX`] are not compared.
 
-/// Longer names are not compared: no directive of nginx is nearly as long.
+/// Longer names are not compared. No directive of nginx is nearly as long.
 pub const NAME_BYTES_MAX: usize = 64;
 
-/// The candidate nearest to `wrong`, if one is near enough; among equals the first.
+/// Returns the candidate nearest to `wrong`, if it is near enough; the first one of several equally near.
 pub fn nearest<'c>(wrong: &[u8], candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     if wrong.len() > NAME_BYTES_MAX {
         return None;
@@ -21,10 +21,10 @@ pub fn nearest<'c>(wrong: &[u8], candidates: impl IntoIterator<Item = &'c str>) 
         .map(|(_, candidate)| candidate)
 }
 
-/// The number of edits between two names: bytes put in, left out, replaced, or swapped with their neighbour. The
-/// case of letters does not count as an edit.
+/// Returns the edit distance of two names: insertions, deletions, substitutions, and swaps of neighbours. Case is
+/// ignored.
 pub fn distance(one: &[u8], two: &[u8]) -> usize {
-    // Three rows of the table of distances between beginnings; `rows[2]` is the one being filled.
+    // Three rows of the table of distances between prefixes; `rows[2]` is the one being filled.
     let mut rows = [vec![0; two.len() + 1], (0..=two.len()).collect(), vec![0; two.len() + 1]];
     for i in 1..=one.len() {
         rows[2][0] = i;

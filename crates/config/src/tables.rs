@@ -1,7 +1,7 @@
-//! All directives of the program: finds the row for a statement, or says exactly why there is none.
+//! All directives of the program: finds the row for a statement, or the exact error.
 //!
-//! Carries nothing out; that is the caller's, with the found row's store. Invariant: the checks come in nginx's order
-//! (name, context, block, number of arguments), so that the first error of a statement is the one that nginx reports.
+//! Applies nothing; the caller does, with the store of the row. Invariant: the checks are made in nginx's order (name,
+//! context, block, number of arguments), so that the first error of a statement is the one that nginx reports.
 
 use crate::diagnostic::Diagnostic;
 use crate::directive::{Body, Contexts, Directive, Takes};
@@ -13,13 +13,13 @@ use std::collections::BTreeMap;
 /// The directives of all modules.
 pub struct Tables<Cx: 'static> {
     rows: BTreeMap<&'static str, Vec<Found<Cx>>>,
-    /// Every name that nginx knows, to tell a mistyped name from a missing feature.
+    /// All directives of nginx, to tell a misspelled name from a missing feature.
     nginx_names: &'static [&'static str],
 }
 
-/// A row and the module that it belongs to.
+/// A row and the module to which it belongs.
 pub struct Found<Cx: 'static> {
-    /// The number that the caller gave the module's table.
+    /// The number that the caller assigned to the module's table.
     pub owner: usize,
     /// The row.
     pub directive: &'static Directive<Cx>,
@@ -39,15 +39,15 @@ impl<Cx> std::fmt::Debug for Found<Cx> {
     }
 }
 
-/// The parser follows `include` itself and leaves only misshapen ones in the tree.
+/// The parser handles `include`; only malformed ones stay in the tree.
 const INCLUDE: &str = "include";
 
-/// What an editor may put before the first word of a file: U+FEFF in UTF-8.
+/// U+FEFF in UTF-8, which some editors write at the beginning of a file.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 impl<Cx> Tables<Cx> {
-    /// Joins the tables of all modules, each with a number of the caller's choice. `nginx_names` lists every directive
-    /// of nginx.
+    /// Joins the tables of all modules; the caller assigns a number to each. `nginx_names` lists all directives of
+    /// nginx.
     pub fn new(
         modules: impl IntoIterator<Item = (usize, &'static [Directive<Cx>])>,
         nginx_names: &'static [&'static str],
@@ -61,10 +61,10 @@ impl<Cx> Tables<Cx> {
         Tables { rows, nginx_names }
     }
 
-    /// The row for a statement in a block of that kind, with context, block and number of arguments checked.
+    /// Returns the row for a statement in a block of that context. Context, block and number of arguments are checked.
     ///
     /// # Errors
-    /// A broken statement's own error, or in nginx's words: unknown directive, not allowed here, not terminated by
+    /// The error of a broken statement, or in nginx's words: unknown directive, not allowed here, not terminated by
     /// `;`, no opening `{`, invalid number of arguments.
     pub fn find(&self, statement: &Statement, context: Contexts) -> Result<Found<Cx>, Diagnostic> {
         if let Some(error) = &statement.broken {
@@ -85,7 +85,7 @@ impl<Cx> Tables<Cx> {
         Ok(*found)
     }
 
-    /// An error of a statement's arguments, with a hint where one of them is most likely the next directive.
+    /// Adds a hint to an error of a statement's arguments if one of them is most likely the next directive.
     pub fn explain(&self, statement: &Statement, error: Diagnostic) -> Diagnostic {
         match self.forgotten_semicolon(statement) {
             Some(hint) if error.hint.is_none() => error.hint(hint),
@@ -98,25 +98,25 @@ impl<Cx> Tables<Cx> {
         self.rows.values().flatten().copied()
     }
 
-    /// Whether some row has that name.
+    /// Returns `true` if there is a row with that name.
     pub fn contains(&self, name: &str) -> bool {
         name == INCLUDE || self.rows.contains_key(name)
     }
 
-    /// Whether nginx has a directive of that name.
+    /// Returns `true` if nginx has a directive with that name.
     pub fn is_of_nginx(&self, name: &str) -> bool {
         name == INCLUDE || self.nginx_names.contains(&name)
     }
 
-    /// The names that nginx has and these tables do not, in the order of the list.
+    /// Iterates over the directives of nginx that these tables lack, in the order of the list.
     pub fn missing(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.nginx_names.iter().copied().filter(|name| !self.contains(name))
     }
 
-    /// What is wrong with the tables themselves, one line each; a test asserts that it is nothing.
+    /// Returns the errors of the tables themselves, one line each; a test asserts that there are none.
     ///
-    /// Rows of one name that share a context, a default that does not parse or has a wrong number of arguments, a row
-    /// that says nothing about itself.
+    /// An error is: rows of the same name that share a context, a default that cannot be parsed or has a wrong number
+    /// of arguments, a row without a description.
     pub fn problems(&self, cx: &mut Cx) -> Vec<String> {
         let mut problems = Vec::new();
         for Found { directive, .. } in self.iter() {
@@ -181,7 +181,7 @@ impl<Cx> Tables<Cx> {
     fn misshapen_include(&self, statement: &Statement) -> Diagnostic {
         match self.check_shape(statement, Body::None, Takes::Exactly(1)) {
             Err(error) => error,
-            // Only the parser can follow an include; one made by hand does not belong here.
+            // A well-formed `include` is handled by the parser, so a synthetic one is an error.
             Ok(()) => statement.directive_error("is not allowed here"),
         }
     }
@@ -204,7 +204,8 @@ impl<Cx> Tables<Cx> {
         })
     }
 
-    /// An argument that starts a line and is the name of a directive is most likely the next directive.
+    /// Returns a hint if an argument starts a line and is the name of a directive: most likely it is the next
+    /// directive.
     fn forgotten_semicolon(&self, statement: &Statement) -> Option<String> {
         let is_directive = |text: &[u8]| std::str::from_utf8(text).is_ok_and(|name| self.contains(name));
         let next = statement.args.iter().find(|arg| arg.starts_line && !arg.quoted && is_directive(&arg.text))?;

@@ -1,8 +1,8 @@
-//! Values that directives take: the `parse` column of a directive table.
+//! Parsers for the values of directives: the `parse` column of a directive table.
 //!
-//! Every function reads the first argument unless it says otherwise, and words its errors as nginx does.
-//! Invariant: the number of arguments was checked by [`Tables::find`](crate::Tables::find); a table whose row takes
-//! fewer arguments than its parser reads gets an error here, never a panic.
+//! Every function parses the first argument unless stated otherwise, and words its errors as nginx does.
+//! Invariant: [`Tables::find`](crate::Tables::find) has checked the number of arguments. If a row takes fewer arguments
+//! than its parser reads, the parser returns an error and does not panic.
 //! Source: <https://nginx.org/en/docs/syntax.html>
 
 use crate::diagnostic::{Diagnostic, Reporter};
@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// `on` or `off`, in any case.
+/// `on` or `off`, case-insensitive.
 pub fn flag(statement: &Statement) -> Result<bool, Diagnostic> {
     let word = argument(statement, 0)?;
     if word.text.eq_ignore_ascii_case(b"on") {
@@ -30,17 +30,17 @@ pub fn flag(statement: &Statement) -> Result<bool, Diagnostic> {
     }
 }
 
-/// A number without a sign.
+/// An unsigned number.
 pub fn number(statement: &Statement) -> Result<u64, Diagnostic> {
     parsed(statement, units::parse_number, "invalid number", "a number is written in decimal digits only")
 }
 
-/// A number, possibly negative.
+/// A signed number.
 pub fn signed_number(statement: &Statement) -> Result<i64, Diagnostic> {
     parsed(statement, units::parse_signed_number, "invalid number", "a number is written in decimal digits only")
 }
 
-/// A number without a sign that lies between two bounds, both included. Without an upper bound pass [`u64::MAX`].
+/// An unsigned number between two bounds, both included. Pass [`u64::MAX`] for no upper bound.
 pub fn number_between(statement: &Statement, least: u64, most: u64) -> Result<u64, Diagnostic> {
     let value = number(statement)?;
     if (least..=most).contains(&value) {
@@ -58,35 +58,35 @@ pub fn size(statement: &Statement) -> Result<u64, Diagnostic> {
     parsed(statement, units::parse_size, "invalid value", "a size is a number, possibly with k or m: 8k")
 }
 
-/// A file size or offset in bytes: as [`size`], and `1g`.
+/// A file size or offset in bytes: as [`size`], or with `g`: `1g`.
 pub fn offset(statement: &Statement) -> Result<u64, Diagnostic> {
     parsed(statement, units::parse_offset, "invalid value", "a size is a number, possibly with k, m or g: 10m")
 }
 
-/// A time with a resolution of milliseconds: `500ms`, `1m 30s`; seconds without a unit.
+/// A time with millisecond resolution: `500ms`, `1m 30s`. A number without a unit is in seconds.
 pub fn time_ms(statement: &Statement) -> Result<Duration, Diagnostic> {
     let hint = "a time is a number, possibly with ms, s, m, h, d or w: 500ms, 60s, 1h30m";
     parsed(statement, units::parse_time, "invalid value", hint)
 }
 
-/// A time with a resolution of seconds: `60`, `1d 12h`, `1y`.
+/// A time with second resolution: `60`, `1d 12h`, `1y`.
 pub fn time_s(statement: &Statement) -> Result<Duration, Diagnostic> {
     let hint = "a time is a number, possibly with s, m, h, d, w, M or y: 60s, 1h30m";
     parsed(statement, units::parse_time_seconds, "invalid value", hint)
 }
 
-/// Text as it is.
+/// A string, unchanged.
 pub fn string(statement: &Statement) -> Result<BString, Diagnostic> {
     argument(statement, 0).map(|word| word.text.clone())
 }
 
-/// A path as it is written; what it is relative to is the caller's.
+/// A path, unchanged; the caller resolves a relative one.
 pub fn path(statement: &Statement) -> Result<PathBuf, Diagnostic> {
     let word = argument(statement, 0)?;
     Ok(PathBuf::from(OsString::from_vec(word.text.to_vec())))
 }
 
-/// A number and a size of buffers, from two arguments: `8 4k`. Neither may be zero.
+/// A number and size of buffers, from two arguments: `8 4k`. Neither may be zero.
 pub fn buffers(statement: &Statement) -> Result<(u64, u64), Diagnostic> {
     let (count, size) = (argument(statement, 0)?, argument(statement, 1)?);
     let invalid = |word: &Word| {
@@ -102,13 +102,13 @@ pub fn key_value(statement: &Statement) -> Result<(BString, BString), Diagnostic
     Ok((argument(statement, 0)?.text.clone(), argument(statement, 1)?.text.clone()))
 }
 
-/// One of several words, in any case.
+/// One of several words, case-insensitive.
 pub fn enumeration<T: Clone>(statement: &Statement, choices: &[(&str, T)]) -> Result<T, Diagnostic> {
     choice(argument(statement, 0)?, choices)
 }
 
-/// A set of flags, one word for each, over all arguments: bits of the chosen words, and those that `earlier` statements
-/// have chosen. A repeated word is only warned of.
+/// A set of flags, one word for each, from all arguments. Returns the bits of these words and of `earlier` statements.
+/// A repeated word causes only a warning.
 pub fn bitmask(
     statement: &Statement,
     choices: &[(&str, u32)],
@@ -126,10 +126,10 @@ pub fn bitmask(
     Ok(mask)
 }
 
-/// What one of several words stands for, in any case.
+/// Returns the value of one of several words, case-insensitive.
 ///
 /// # Errors
-/// `invalid value "WORD"`, and a hint that lists the choices.
+/// `invalid value "WORD"`, with a hint that lists the choices.
 pub fn choice<T: Clone>(word: &Word, choices: &[(&str, T)]) -> Result<T, Diagnostic> {
     let found = choices.iter().find(|(name, _)| word.text.eq_ignore_ascii_case(name.as_bytes()));
     found.map(|(_, value)| value.clone()).ok_or_else(|| {
@@ -139,7 +139,7 @@ pub fn choice<T: Clone>(word: &Word, choices: &[(&str, T)]) -> Result<T, Diagnos
     })
 }
 
-/// The argument of that index, counted from 0.
+/// Returns the argument with that index, counted from 0.
 ///
 /// # Errors
 /// `invalid number of arguments` if there are fewer.
@@ -155,7 +155,7 @@ fn parsed<T>(statement: &Statement, parse: fn(&[u8]) -> Option<T>, what: &str, h
     parse(&word.text).ok_or_else(|| statement.directive_error(what).at(word.span).hint(hint))
 }
 
-/// `a`, `a or b`, `a, b or c`.
+/// Formats `a`, `a or b`, `a, b or c`.
 fn alternatives(names: &[String]) -> String {
     match names {
         [] => String::new(),

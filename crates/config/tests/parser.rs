@@ -1,4 +1,4 @@
-//! The parser from the outside: trees, includes, and every syntax error with its exact words.
+//! The parser through its public interface: trees, includes, and every syntax error with its exact words.
 
 use bstr::ByteSlice;
 use gale_config::parser::{BLOCK_DEPTH_MAX, INCLUDE_DEPTH_MAX};

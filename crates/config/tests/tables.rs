@@ -1,4 +1,5 @@
-//! Directive tables from the outside, with a toy module: from a text to finished settings, and every refusal.
+//! Directive tables through their public interface, with a toy module: from a text to finished settings, and every
+//! error.
 
 use bstr::BString;
 use gale_config::values::{bitmask, flag, size, string, time_ms};
@@ -10,7 +11,7 @@ use std::any::Any;
 use std::path::Path;
 use std::time::Duration;
 
-/// The toy's builder: counts what was parsed with it, collects reports.
+/// The toy's builder: counts the values parsed with it and collects diagnostics.
 #[derive(Default)]
 struct Builder {
     parsed: usize,
@@ -50,7 +51,7 @@ fn enter_block(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Resul
     Ok(())
 }
 
-/// A row with little to say.
+/// A row with a placeholder for its description.
 const fn row(
     name: &'static str,
     takes: Takes,
@@ -102,7 +103,6 @@ fn statements(text: &str) -> (Vec<Statement>, Sources) {
     (parsed.statements, sources)
 }
 
-/// Applies all statements of a text to a conf.
 fn apply(conf: &mut Conf, cx: &mut Builder, text: &str) -> Result<(), Diagnostic> {
     for statement in statements(text).0 {
         let found = tables().find(&statement, Contexts::HTTP)?;
@@ -120,7 +120,7 @@ fn finish(conf: &mut Conf) {
     TOY.iter().for_each(|row| row.store.finish(conf, cx, row.name, row.default));
 }
 
-/// The message and the hint of the refusal of a text's first statement.
+/// The message and the hint of the error of a text's first statement.
 fn refusal(text: &str, contexts: Contexts) -> (String, String) {
     let error = tables().find(&statements(text).0[0], contexts).unwrap_err();
     (error.message, error.hint.unwrap_or_default())
