@@ -1,39 +1,38 @@
-//! The `Range` field: which parts of a response are asked for.
+//! The `Range` field: the requested parts of a response.
 //! (RFC 9110 §14; <https://nginx.org/en/docs/http/ngx_http_core_module.html#max_ranges>)
 //!
-//! Ranges keep the order in which they were asked for, overlapping or not, but several that are together longer than
-//! the whole get the whole: what a request makes a server send is bounded by what is there.
+//! Ranges keep the order of the request and may overlap. If they are longer in total than the response, the whole
+//! response is sent: a request cannot make the server send more than that.
 
 use std::ops::Range;
 
-/// Largest position that may be written: nginx's, which counts with a sign.
+/// Maximum position: as in nginx, which uses signed numbers.
 const POSITION_MAX: u64 = i64::MAX as u64;
 
-/// `max_ranges` that nobody has set. Then the heads of the parts are counted, too.
+/// Default of `max_ranges`. With it, the heads of the parts are added to the size of the ranges.
 const MAX_RANGES_DEFAULT: u64 = i32::MAX as u64;
 
-/// What the head of one part counts for, in bytes.
+/// Bytes counted for the head of each part.
 const PART_HEAD_COST: u64 = 256;
 
-/// How many bytes of heads of parts are free.
+/// Bytes of part heads that are not counted.
 const PART_HEADS_FREE: u64 = 4096;
 
-/// What a `Range` field comes to.
+/// Result of evaluating a `Range` field.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// Nothing that could be used, or nothing that would spare anything.
+    /// The whole response: there is no usable range, or ranges would save nothing.
     Whole,
-    /// These parts: none empty, none beyond the end.
+    /// These parts: none is empty, none extends beyond the end.
     Parts(Vec<Range<u64>>),
-    /// 416
+    /// No satisfiable range: status 416.
     Impossible,
 }
 
 /// Parses the value of a `Range` field for a response of `total` bytes.
 ///
-/// Ranges that lie behind the end or are reversed are passed over, as long as
-/// another one is left. What is not a list of ranges at all is 416 as in nginx,
-/// but a unit other than bytes is ignored.
+/// A range after the end of the response, or one whose end is before its start, is ignored if a valid one is left. A
+/// malformed list leads to 416, as in nginx; units other than bytes are ignored.
 pub fn parse(value: &[u8], total: u64, max_ranges: u64) -> Asked {
     let is_bytes = value.len() > 6 && value[..6].eq_ignore_ascii_case(b"bytes=");
     if !is_bytes {
@@ -72,13 +71,12 @@ pub fn parse(value: &[u8], total: u64, max_ranges: u64) -> Asked {
     }
 }
 
-/// What is left of a field's value.
+/// The rest of a field value.
 struct Text<'v>(&'v [u8]);
 
 impl Text<'_> {
-    /// One range with the spaces around it, cut at the end of the response; empty
-    /// when nothing lies in it. `None` when it is not one, or when something
-    /// other than a comma follows.
+    /// Parses one range with surrounding spaces, cut at the end of the response; an unsatisfiable range is empty.
+    /// `None` if it is malformed or not followed by a comma or the end.
     fn range(&mut self, total: u64) -> Option<Range<u64>> {
         self.skip_spaces();
         let range = if self.skip(b'-') {
@@ -97,7 +95,7 @@ impl Text<'_> {
         self.is_at_end_of_range().then_some(range)
     }
 
-    /// A number without sign; `None` when there is none or it is too large.
+    /// Parses an unsigned number; `None` if there is none or it is too large.
     fn position(&mut self) -> Option<u64> {
         let digits = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
         if digits == 0 {
@@ -223,7 +221,7 @@ mod tests {
         assert_eq!(parse(b"bytes=0-0,5-2,1-1", 1000, 2), Asked::Parts(vec![0..1, 1..2]), "empty ones are not counted");
     }
 
-    /// One range as a client may write it.
+    /// One range as written by a client, valid or not.
     fn written() -> impl Strategy<Value = String> {
         prop_oneof![
             (0..40_u64, 0..40_u64).prop_map(|(first, last)| format!("{first}-{last}")),

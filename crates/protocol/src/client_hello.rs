@@ -1,4 +1,4 @@
-//! The first message of TLS: what a client asks for, in the clear, before anything is decided about it.
+//! The ClientHello message of TLS: parameters that a client sends in the clear at the beginning of a handshake.
 //! (RFC 8446, section 4.1.2; RFC 5246, section 7.4.1.2; server names: RFC 6066, section 3)
 //!
 //! ```text
@@ -6,13 +6,12 @@
 //! message:  1 | length (3) | version (2) | random (32) | session (1+) | suites (2+) | compression (1+) | extensions (2+)
 //! ```
 //!
-//! Only reads what it is asked for: who speaks TLS checks the message once more, and refuses what is wrong with it.
+//! Reads only the parts requested by the caller; the TLS library parses the message again and refuses invalid ones.
 //! Invariant: whatever the bytes, parsing reads no further than [`LENGTH_MAX`].
 
 use std::borrow::Cow;
 
-/// Longest beginning of a connection that is looked at: several times what clients send with two key shares after
-/// quantum computers.
+/// Maximum number of bytes examined: several times the size of messages with two post-quantum key shares.
 pub const LENGTH_MAX: usize = 32 * 1024;
 
 const HANDSHAKE: u8 = 22;
@@ -26,49 +25,49 @@ pub const SERVER_NAME: u16 = 0;
 /// The extension `application_layer_protocol_negotiation` (RFC 7301).
 pub const ALPN: u16 = 16;
 
-/// The oldest version that says by an extension which others there are (RFC 8446, section 4.2.1), or is the newest
-/// itself.
+/// The oldest version whose clients may list further versions in an extension (RFC 8446, section 4.2.1); otherwise it
+/// is their newest.
 const TLS12: u16 = 0x0303;
 
-/// TLSv1.3, above which there is none so far (RFC 8446, section 4.1.2).
+/// TLSv1.3, currently the newest version (RFC 8446, section 4.1.2).
 const NEWEST: u16 = 0x0304;
 
 const GROUPS: u16 = 10;
 const SIGNATURE_SCHEMES: u16 = 13;
 const VERSIONS: u16 = 43;
 
-/// Whether a connection that begins with this byte speaks TLS, or SSL version 2, which is refused as such. HTTP begins
+/// Returns `true` if a connection that begins with this byte uses TLS, or SSL version 2, which TLS refuses. HTTP begins
 /// with neither.
 pub fn is_tls(first: u8) -> bool {
     first == HANDSHAKE || first & 0x80 != 0
 }
 
-/// A name of a handshake as names of servers are compared.
+/// Returns a server name in the form used for comparison: lower case, without trailing dot.
 pub fn host_of(name: &[u8]) -> Vec<u8> {
     name.strip_suffix(b".").unwrap_or(name).to_ascii_lowercase()
 }
 
-/// What the beginning of a connection is.
+/// Result of parsing the beginning of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status<'i> {
-    /// A message that is not whole yet.
+    /// The message is incomplete.
     NeedMore,
-    /// A whole one.
+    /// A complete message.
     Complete(ClientHello<'i>),
-    /// No client's first message, or none that can be understood.
+    /// Not a ClientHello, or a malformed one.
     Malformed,
 }
 
-/// A client's first message.
+/// A ClientHello message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientHello<'i> {
-    /// The version in its head, which says little since version 1.3.
+    /// The version in the message header, which has little meaning since version 1.3.
     legacy_version: u16,
-    /// Behind the session's identifier.
+    /// The message after the session id.
     rest: Cow<'i, [u8]>,
 }
 
-/// Looks for a client's first message at the beginning of what a client has sent.
+/// Parses a ClientHello message at the beginning of the input.
 pub fn parse(input: &[u8]) -> Status<'_> {
     match message(input) {
         Found::Whole(message) => {
@@ -92,7 +91,7 @@ enum Found<'i> {
     Other,
 }
 
-/// The message, put together if it comes in several records.
+/// Returns the message, assembled if it spans several records.
 fn message(input: &[u8]) -> Found<'_> {
     let mut gathered: Cow<'_, [u8]> = Cow::Borrowed(&[]);
     let mut rest = &input[..input.len().min(LENGTH_MAX)];
@@ -134,11 +133,11 @@ fn message(input: &[u8]) -> Found<'_> {
     }
 }
 
-/// Version and random number are of no interest here, nor is the session.
+/// Skips version, random number and session id.
 fn after_session(message: &[u8]) -> Option<&[u8]> {
     let (_, rest) = message.split_at_checked(2 + 32)?;
     let (_, rest) = take::<1>(rest)?;
-    // Suites, compression methods and extensions have to be there as far as their lengths say.
+    // Checks that suites, compression methods and extensions are complete according to their lengths.
     let (_, behind_suites) = take::<2>(rest)?;
     let (_, behind_compression) = take::<1>(behind_suites)?;
     if !behind_compression.is_empty() {
@@ -147,7 +146,7 @@ fn after_session(message: &[u8]) -> Option<&[u8]> {
     Some(rest)
 }
 
-/// What stands behind a length of `N` bytes, and what follows that.
+/// Returns the data after a length field of `N` bytes, and the rest of the input.
 fn take<const N: usize>(input: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = input.split_at_checked(N)?;
     let length = length.iter().fold(0, |length, &byte| length << 8 | usize::from(byte));
@@ -155,7 +154,7 @@ fn take<const N: usize>(input: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 impl ClientHello<'_> {
-    /// The name of the server that is asked for, as it was sent.
+    /// The requested server name, unchanged.
     pub fn server_name(&self) -> Option<&[u8]> {
         let (list, _) = take::<2>(self.extension(SERVER_NAME)?)?;
         let (kind, rest) = list.split_first()?;
@@ -163,39 +162,39 @@ impl ClientHello<'_> {
         (*kind == 0 && !name.is_empty()).then_some(name)
     }
 
-    /// The newest version that the client speaks: 0x0303 is TLSv1.2. (RFC 8446, section 4.2.1)
+    /// The newest version supported by the client: 0x0303 is TLSv1.2. (RFC 8446, section 4.2.1)
     pub fn version(&self) -> u16 {
         self.versions().filter(|&version| version <= NEWEST).max().unwrap_or(self.legacy_version)
     }
 
-    /// The version in its head, if there is none that is newer than TLSv1.1.
+    /// The version in the message header, if the client supports no version newer than TLSv1.1.
     pub fn version_before_tls12(&self) -> Option<u16> {
         (self.legacy_version < TLS12 && self.extension(VERSIONS).is_none()).then_some(self.legacy_version)
     }
 
-    /// The cipher suites that the client knows, in its order.
+    /// The cipher suites of the client, in its order.
     pub fn cipher_suites(&self) -> impl Iterator<Item = u16> {
         numbers(take::<2>(&self.rest).map_or(&[], |(suites, _)| suites))
     }
 
-    /// The groups for the exchange of keys that the client knows, in its order.
+    /// The key exchange groups of the client, in its order.
     pub fn groups(&self) -> impl Iterator<Item = u16> {
         numbers(self.extension(GROUPS).and_then(take::<2>).map_or(&[], |(groups, _)| groups))
     }
 
-    /// How the client may sign, in its order.
+    /// The signature schemes of the client, in its order.
     pub fn signature_schemes(&self) -> impl Iterator<Item = u16> {
         numbers(self.extension(SIGNATURE_SCHEMES).and_then(take::<2>).map_or(&[], |(schemes, _)| schemes))
     }
 
-    /// The versions that the client speaks, in its order.
+    /// The versions supported by the client, in its order.
     pub fn versions(&self) -> impl Iterator<Item = u16> {
         let listed = self.extension(VERSIONS).and_then(take::<1>).map(|(versions, _)| numbers(versions));
         let legacy = listed.is_none().then_some(self.legacy_version);
         listed.into_iter().flatten().chain(legacy)
     }
 
-    /// The protocols that the client would speak above TLS, in its order. (RFC 7301, section 3.1)
+    /// The application protocols offered by the client, in its order. (RFC 7301, section 3.1)
     pub fn alpn_protocols(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = self.extension(ALPN).and_then(take::<2>).map_or(&[][..], |(names, _)| names);
         std::iter::from_fn(move || {
@@ -205,17 +204,16 @@ impl ClientHello<'_> {
         })
     }
 
-    /// The numbers of its extensions, in its order.
+    /// The types of the extensions, in the order of the message.
     pub fn extension_types(&self) -> impl Iterator<Item = u16> {
         self.extensions().map(|(kind, _)| kind)
     }
 
-    /// The same, on its own.
+    /// Returns a copy that owns its data.
     pub fn into_owned(self) -> ClientHello<'static> {
         ClientHello { legacy_version: self.legacy_version, rest: Cow::Owned(self.rest.into_owned()) }
     }
 
-    /// What stands in an extension.
     fn extension(&self, wanted: u16) -> Option<&[u8]> {
         self.extensions().find_map(|(kind, content)| (kind == wanted).then_some(content))
     }
@@ -300,7 +298,7 @@ mod tests {
         assert_eq!(hello.extension_types().collect::<Vec<_>>(), [16, 13, 0x0a0a, 21, 10, 0]);
         assert_eq!(hello.versions().collect::<Vec<_>>(), [0x303]);
         assert_eq!(hello.version_before_tls12(), None);
-        // The version stands behind the headers of record and message.
+        // The version follows the record header and the message header.
         whole[5] = 1;
         let input = records(&whole, 100);
         let Status::Complete(hello) = parse(&input) else { panic!("it is whole") };
@@ -322,9 +320,9 @@ mod tests {
             assert_eq!(parse(input), Status::Malformed, "{input:?}");
         }
         assert_eq!(parse(&records(&[2, 0, 0, 1], 10)), Status::Malformed);
-        // A message that would be longer than anybody's.
+        // A message longer than any that a client sends.
         assert_eq!(parse(&records(&[1, 9, 0, 0], 10)), Status::Malformed);
-        // An endless one.
+        // A message that does not end.
         let endless = records(&[&[1, 0, 0x7f, 0xff][..], &[0; 40_000]].concat(), 1);
         assert_eq!(parse(&endless), Status::Malformed);
     }

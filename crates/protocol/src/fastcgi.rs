@@ -1,9 +1,8 @@
-//! FastCGI 1.0, the side of the web server: requests are written, responses are decoded.
+//! FastCGI 1.0 for the web server's side: writes requests and decodes responses.
 //!
-//! A connection carries one request at a time, whose id is always 1, as in nginx; records that manage the connection
-//! are passed over, and those of another request are refused, also as in nginx: nobody has made it, so whoever sends
-//! them has lost count, and what it sends next may be somebody else's. Invariant: whatever a record is made of, the
-//! decoder keeps no more of it than its header.
+//! As in nginx a connection carries one request at a time, whose id is always 1. Management records are ignored.
+//! Records of another request are refused: no such request was made, so the application is out of step, and its next
+//! records may belong to another client. Invariant: the decoder stores at most the header of a record.
 //!
 //! ```text
 //! record   version 1 | type | request id (2) | content length (2) | padding length | reserved | content | padding
@@ -16,11 +15,11 @@ use std::ops::Range;
 
 use crate::gateway::{ParamsWriter, UnwritableParams};
 
-/// The id of every request: one that is not multiplexed with others needs no other.
+/// The id of all requests: without multiplexing no other is needed.
 const REQUEST_ID: u16 = 1;
 
-/// Most bytes of content in the records that are written: a multiple of 8 that fits in 16 bits, so that only the last
-/// record of a stream needs padding.
+/// Maximum content of the records written, in bytes: a multiple of 8 that fits in 16 bits, so that only the last record
+/// of a stream needs padding.
 pub const CONTENT_MAX: usize = 0xfff8;
 
 const HEADER_LENGTH: usize = 8;
@@ -37,7 +36,6 @@ mod record_type {
     pub const UNKNOWN_TYPE: u8 = 11;
 }
 
-/// The header of a record.
 const fn header(record_type: u8, content_length: usize, padding_length: u8) -> [u8; HEADER_LENGTH] {
     debug_assert!(content_length <= u16::MAX as usize);
     let [id_high, id_low] = REQUEST_ID.to_be_bytes();
@@ -45,7 +43,7 @@ const fn header(record_type: u8, content_length: usize, padding_length: u8) -> [
     [1, record_type, id_high, id_low, length_high, length_low, padding_length, 0]
 }
 
-/// Appends the record that begins a request to a responder. With `keep_connection` the application leaves the
+/// Appends the record that begins a request with the role responder. If `keep_connection`, the application keeps the
 /// connection open after the response.
 pub fn write_begin_request(out: &mut Vec<u8>, keep_connection: bool) {
     const RESPONDER: [u8; 2] = [0, 1];
@@ -54,43 +52,43 @@ pub fn write_begin_request(out: &mut Vec<u8>, keep_connection: bool) {
     out.extend_from_slice(&[u8::from(keep_connection), 0, 0, 0, 0, 0]);
 }
 
-/// Appends the record that asks the application to abandon the request.
+/// Appends the record that asks the application to abort the request.
 pub fn write_abort_request(out: &mut Vec<u8>) {
     out.extend_from_slice(&header(record_type::ABORT_REQUEST, 0, 0));
 }
 
-/// The header that precedes a piece of the request's body, of 1 to [`CONTENT_MAX`] bytes: the piece itself may come
-/// from elsewhere and has no padding.
+/// Returns the record header for a piece of the request body of 1 to [`CONTENT_MAX`] bytes. The piece follows without
+/// padding, and may be sent from another buffer.
 pub fn stdin_header(length: usize) -> [u8; HEADER_LENGTH] {
     debug_assert!((1..=CONTENT_MAX).contains(&length), "an empty piece ends the body");
     header(record_type::STDIN, length, 0)
 }
 
-/// The record that ends the request's body; a request without body has it too.
+/// The record that ends the request body; required even for a request without body.
 pub const STDIN_END: [u8; HEADER_LENGTH] = header(record_type::STDIN, 0, 0);
 
-/// Writes parameters as PARAMS records. A parameter that fits in one record is not spread over two: the stream may be
-/// cut anywhere (FastCGI 1.0 §3.3), but PHP reads each record on its own.
+/// Writes parameters as PARAMS records. A parameter that fits in one record is not split: the stream may be split
+/// anywhere (FastCGI 1.0 §3.3), but PHP parses each record separately.
 #[derive(Debug)]
 pub struct Params<'o> {
     out: &'o mut Vec<u8>,
-    /// Where the header of the record being filled stands.
+    /// Position of the header of the current record.
     record: Option<usize>,
 }
 
 impl<'o> Params<'o> {
-    /// Parameters at the end of `out`.
+    /// Creates a writer that appends to `out`.
     pub fn new(out: &'o mut Vec<u8>) -> Self {
         Self { out, record: None }
     }
 
-    /// Ends the parameters: without this the request is not complete.
+    /// Ends the parameters; without it the request is incomplete.
     pub fn finish(mut self) {
         self.close_record();
         self.out.extend_from_slice(&header(record_type::PARAMS, 0, 0));
     }
 
-    /// Appends a parameter that takes more than one record.
+    /// Appends a parameter that is longer than a record.
     #[cold]
     fn push_cut(&mut self, name: &[u8], value: &[u8]) {
         let mut lengths = Vec::new();
@@ -101,7 +99,7 @@ impl<'o> Params<'o> {
         }
     }
 
-    /// Appends to as many records as that takes.
+    /// Appends bytes, in as many records as necessary.
     fn append(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             self.begin_record();
@@ -121,7 +119,7 @@ impl<'o> Params<'o> {
         }
     }
 
-    /// How many bytes of content the record being filled can still take.
+    /// Number of bytes that still fit in the current record.
     fn room(&self) -> usize {
         CONTENT_MAX - self.record.map_or(0, |start| self.out.len() - start - HEADER_LENGTH)
     }
@@ -159,7 +157,7 @@ impl ParamsWriter for Params<'_> {
     }
 }
 
-/// How many bytes a length takes: one up to 127 and else four with the highest bit set.
+/// Size of an encoded length: one byte up to 127, otherwise four bytes with the highest bit set.
 fn length_bytes(length: usize) -> Result<usize, UnwritableParams> {
     match length {
         0..=0x7f => Ok(1),
@@ -175,40 +173,40 @@ fn push_length(out: &mut Vec<u8>, length: usize) {
     }
 }
 
-/// What an application sent.
+/// An event in a response.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A piece of the response: a range of the input, never empty.
     Stdout(Range<usize>),
-    /// The response is complete; more messages may come.
+    /// The response is complete; further messages for the log may follow.
     StdoutEnd,
     /// A piece of a message for the log: a range of the input, never empty. See [`trim_message`].
     Stderr(Range<usize>),
-    /// The request is done with.
+    /// The request has ended.
     EndRequest(EndRequest),
 }
 
-/// How a request ended.
+/// Content of END_REQUEST.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EndRequest {
-    /// The application's own status, as a program that exits has it.
+    /// Exit status of the application.
     pub app_status: u32,
-    /// What the protocol has to say.
+    /// Protocol status.
     pub protocol_status: ProtocolStatus,
 }
 
-/// The protocol's part in the end of a request: FastCGI 1.0 §5.5.
+/// Protocol status of a request: FastCGI 1.0 §5.5.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProtocolStatus {
-    /// The request was answered.
+    /// The request was completed.
     RequestComplete,
-    /// The application takes one request per connection.
+    /// The application accepts only one request per connection.
     CannotMultiplex,
-    /// The application has no capacity left.
+    /// The application is overloaded.
     Overloaded,
-    /// The application is no responder.
+    /// The application does not support the role responder.
     UnknownRole,
-    /// A number that means nothing.
+    /// An undefined number.
     Other(u8),
 }
 
@@ -224,23 +222,23 @@ impl ProtocolStatus {
     }
 }
 
-/// One step of decoding.
+/// Result of one decoding step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Decoded {
-    /// Bytes of the input that are done with, those of the event included.
+    /// Number of input bytes processed, including those of the event.
     pub consumed: usize,
-    /// What they were, if anything that concerns the caller.
+    /// The event, if any.
     pub event: Option<Event>,
 }
 
-/// A violation of the protocol by an application. `Display` gives nginx's words.
+/// A protocol violation by an application. `Display` gives nginx's message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FastCgiFault {
     /// A version other than 1.
     UnsupportedVersion(u8),
-    /// A type that no response has.
+    /// A record type not allowed in a response.
     InvalidRecordType(u8),
-    /// A record of a request that was not made.
+    /// A record of another request.
     UnexpectedRequestId(u16),
 }
 
@@ -261,11 +259,11 @@ impl fmt::Display for FastCgiFault {
 
 impl std::error::Error for FastCgiFault {}
 
-/// Incremental decoder of the records of one response.
+/// Incremental decoder for the records of one response.
 #[derive(Clone, Debug, Default)]
 pub struct ResponseDecoder {
     state: State,
-    /// Of the current record, then of its END_REQUEST body: as many bytes as `filled` says.
+    /// First `filled` bytes of the current record's header, later of its END_REQUEST body.
     gathered: [u8; HEADER_LENGTH],
     filled: u8,
     content_left: u16,
@@ -289,36 +287,36 @@ enum Kind {
     Stdout,
     Stderr,
     EndRequest,
-    /// A record that manages the connection.
+    /// A management record.
     Management,
 }
 
 impl ResponseDecoder {
-    /// A decoder at the beginning of a response.
+    /// Creates a decoder at the beginning of a response.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// True once END_REQUEST and its padding have been seen: whatever follows has not been asked for, and a connection
-    /// that is kept may be used again.
+    /// Returns `true` after END_REQUEST and its padding. A connection that is kept open can then be reused, and further
+    /// bytes would be unsolicited.
     pub fn is_finished(&self) -> bool {
         self.state == State::Finished
     }
 
-    /// Whether the application ended its response.
+    /// Returns `true` if the application has ended its response.
     pub fn has_stdout_ended(&self) -> bool {
         self.stdout_ended
     }
 
-    /// Bytes of the response in the current record that have not been handed out.
+    /// Number of bytes of the response in the current record that have not been returned yet.
     pub fn stdout_remaining(&self) -> usize {
         if self.state == State::Content(Kind::Stdout) { usize::from(self.content_left) } else { 0 }
     }
 
     /// Decodes up to the next event or the end of the input, whichever comes first.
     ///
-    /// Call again with what follows `consumed` until that is nothing or [`ResponseDecoder::is_finished`]. After a fault
-    /// the decoder is of no further use.
+    /// Call again with the input after `consumed` until none is left or [`ResponseDecoder::is_finished`]. After a fault
+    /// the decoder must not be used any more.
     pub fn decode(&mut self, input: &[u8]) -> Result<Decoded, FastCgiFault> {
         let mut at = 0;
         while at < input.len() && self.state != State::Finished {
@@ -342,7 +340,7 @@ impl ResponseDecoder {
         Ok(Decoded { consumed: at, event: None })
     }
 
-    /// Adds to the eight bytes that are gathered; returns how many were added.
+    /// Copies input to the eight gathered bytes; returns the number of bytes copied.
     fn gather(&mut self, rest: &[u8]) -> usize {
         let filled = usize::from(self.filled);
         let taken = rest.len().min(HEADER_LENGTH - filled);
@@ -375,13 +373,13 @@ impl ResponseDecoder {
         let length = rest.len().min(usize::from(self.content_left));
         self.content_left -= length as u16;
         if kind == Kind::EndRequest {
-            self.gather(&rest[..length]); // what is more than eight bytes means nothing
+            self.gather(&rest[..length]); // bytes after the first eight are ignored
         }
         let end = if self.content_left == 0 { self.end_content(kind) } else { None };
         let event = match kind {
             Kind::Stdout => {
-                // An empty record ends the stream (FastCGI 1.0 §3.3), but php-fpm has sent more behind one (PHP bug
-                // 72185); nginx takes it, and the request ends with END_REQUEST alone.
+                // An empty record ends the stream (FastCGI 1.0 §3.3), but php-fpm may send more after one (PHP bug
+                // 72185). As in nginx it is accepted, and only END_REQUEST ends the request.
                 self.stdout_ended = false;
                 Some(Event::Stdout(0..length))
             }
@@ -391,7 +389,7 @@ impl ResponseDecoder {
         (length, event)
     }
 
-    /// The content was seen to its end: what END_REQUEST says.
+    /// Handles the end of a record's content; returns the event for END_REQUEST.
     fn end_content(&mut self, kind: Kind) -> Option<Event> {
         let is_last = kind == Kind::EndRequest;
         self.state = State::Padding { is_last };
@@ -421,7 +419,7 @@ impl ResponseDecoder {
     }
 }
 
-/// Judges as much of a header as there is, in the order of its bytes; the kind once type and id have come.
+/// Checks the available part of a header, byte by byte. Returns the kind once type and id have arrived.
 fn check_header(header: &[u8]) -> Result<Option<Kind>, FastCgiFault> {
     if let Some(&version) = header.first()
         && version != 1
@@ -445,7 +443,7 @@ fn check_header(header: &[u8]) -> Result<Option<Kind>, FastCgiFault> {
     if received == id { Ok(Some(kind)) } else { Err(FastCgiFault::UnexpectedRequestId(received)) }
 }
 
-/// A piece of a message without what ends it: line ends, dots and spaces, as nginx logs it.
+/// Returns a message without trailing line ends, dots and spaces, as nginx logs it.
 pub fn trim_message(text: &[u8]) -> &[u8] {
     let end = text.iter().rposition(|byte| !matches!(byte, b'\r' | b'\n' | b'.' | b' ')).map_or(0, |last| last + 1);
     &text[..end]

@@ -1,22 +1,22 @@
-//! What FastCGI, SCGI and uwsgi have in common: a request is a list of parameters as CGI has it (RFC 3875 §4.1), and
-//! the response is that of CGI ([`crate::http1::ResponseHeadParser::cgi`]).
+//! Code shared by FastCGI, SCGI and uwsgi. In all of them a request is a list of CGI parameters (RFC 3875 §4.1), and
+//! the response is a CGI response ([`crate::http1::ResponseHeadParser::cgi`]).
 
 use std::fmt;
 
-/// Where the parameters of a request are written to, in their order.
+/// A writer for the parameters of a request, in their order.
 pub trait ParamsWriter {
-    /// Adds a parameter. After an error the request cannot be sent.
+    /// Appends a parameter. After an error the request cannot be sent.
     fn push(&mut self, name: &[u8], value: &[u8]) -> Result<(), UnwritableParams>;
 }
 
-/// Parameters that a protocol has no way to carry.
+/// Reason why a protocol cannot encode the parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UnwritableParams {
-    /// A name or a value holds NUL, which ends them in SCGI.
+    /// A name or value contains NUL, which ends them in SCGI.
     Nul,
-    /// All of them together, or one of them, have more bytes than the protocol can say.
+    /// One parameter, or all together, exceed the maximum length of the protocol.
     TooBig {
-        /// How many bytes there are.
+        /// Length in bytes.
         length: usize,
     },
 }
@@ -32,8 +32,8 @@ impl fmt::Display for UnwritableParams {
 
 impl std::error::Error for UnwritableParams {}
 
-/// Appends the name of the parameter that carries a header field: `HTTP_` and the field's name in capitals, with "_"
-/// for "-" (RFC 3875 §4.1.18). Two fields may get the same name: `underscores_in_headers` is off for that reason.
+/// Appends the parameter name for a header field: `HTTP_` and the field's name in capitals, with "_" for "-" (RFC 3875
+/// §4.1.18). Two fields may result in the same name; that is why `underscores_in_headers` is off by default.
 pub fn write_field_param(out: &mut Vec<u8>, field_name: &[u8]) {
     out.extend_from_slice(b"HTTP_");
     out.extend(field_name.iter().map(|byte| if *byte == b'-' { b'_' } else { byte.to_ascii_uppercase() }));

@@ -1,25 +1,25 @@
-//! Host names as clients send them: validated and split, not resolved.
+//! Validation of host names sent by clients; nothing is resolved.
 //!
-//! Accepts what nginx accepts in Host (RFC 3986 reg-name and bracketed literals), with an optional
-//! port. Invariant: an [`Authority`] is never empty, and its name has no port, no trailing dot and
-//! no character outside that grammar.
+//! Accepts the hosts that nginx accepts in Host (RFC 3986 reg-name and bracketed literals), with an optional port.
+//! Invariant: an [`Authority`] is never empty, and its name has no port, no trailing dot and no character outside of
+//! that grammar.
 
 use crate::Range32;
 
-/// A validated host and port, as offsets into the input that it came from.
+/// A validated host with optional port, as offsets into the input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Authority {
-    /// The name without port and without trailing dot; brackets of an IPv6 literal stay.
+    /// The name without port and trailing dot; an IPv6 literal keeps its brackets.
     pub name: Range32,
-    /// The port, if one was written; "host:" has none.
+    /// The port, if present; "host:" has none.
     pub port: Option<u16>,
-    /// The name contains no capital letters, so that it can be compared as it is.
+    /// `true` if the name has no capitals, so that it can be compared unchanged.
     pub lowercase: bool,
 }
 
 impl Authority {
-    /// The name in lower case: borrowed from `input` where it is already, otherwise written to
-    /// `scratch` (which is cleared).
+    /// Returns the name in lower case: borrowed from `input` if possible, otherwise written to `scratch`, which is
+    /// cleared.
     pub fn lowercase_name<'a>(&self, input: &'a [u8], scratch: &'a mut Vec<u8>) -> &'a [u8] {
         let name = self.name.of(input);
         if self.lowercase {
@@ -43,9 +43,9 @@ impl std::fmt::Display for InvalidHost {
 
 impl std::error::Error for InvalidHost {}
 
-/// Validates a whole text as host with optional port: RFC 3986 §3.2.2, as nginx reads it.
+/// Validates a text as a host with optional port: RFC 3986 §3.2.2, as interpreted by nginx.
 ///
-/// Two dots in a row, a port over 65535, an open bracket or an empty name are refused.
+/// Refuses two dots in a row, a port over 65535, an unclosed bracket and an empty name.
 pub fn validate(text: &[u8]) -> Result<Authority, InvalidHost> {
     if text.len() > u32::MAX as usize {
         return Err(InvalidHost);
@@ -53,7 +53,7 @@ pub fn validate(text: &[u8]) -> Result<Authority, InvalidHost> {
     validate_in(text, Range32::new(0, text.len()))
 }
 
-/// Like [`validate`] for a part of a larger input; the answer's offsets are those of `input`.
+/// As [`validate`], for a part of a larger input; the offsets in the result refer to `input`.
 pub fn validate_in(input: &[u8], range: Range32) -> Result<Authority, InvalidHost> {
     let text = range.of(input);
     let literal = text.first() == Some(&b'[');
@@ -72,16 +72,16 @@ pub fn validate_in(input: &[u8], range: Range32) -> Result<Authority, InvalidHos
     Ok(Authority { name: Range32::new(range.start(), range.start() + name_length), port, lowercase })
 }
 
-/// The host that was validated last: most requests ask for the same one as the request before.
+/// Cache of the last validated host: most requests have the same host as the previous one.
 #[derive(Clone, Debug)]
 pub struct LastHost {
     text: [u8; LAST_HOST_MAX],
     length: usize,
-    /// As if it stood at the beginning.
+    /// Its offsets are relative to the beginning of `text`.
     authority: Authority,
 }
 
-/// Longer ones are validated each time.
+/// Longer hosts are not cached.
 const LAST_HOST_MAX: usize = 48;
 
 impl Default for LastHost {
@@ -92,7 +92,7 @@ impl Default for LastHost {
 }
 
 impl LastHost {
-    /// What [`validate_in`] says.
+    /// Returns the result of [`validate_in`].
     pub fn validate_in(&mut self, input: &[u8], range: Range32) -> Result<Authority, InvalidHost> {
         let text = range.of(input);
         if !text.is_empty() && *text == self.text[..self.length] {
@@ -109,13 +109,13 @@ impl LastHost {
     }
 }
 
-/// The length of the name at the beginning of the text, and whether it is free of capitals.
+/// Returns the length of the name at the beginning of the text, and `true` if it has no capitals.
 fn scan_name(text: &[u8]) -> Result<(usize, bool), InvalidHost> {
     let scanned = scan(text, NAME);
     if scanned.has_two_dots { Err(InvalidHost) } else { Ok((scanned.length, scanned.is_lowercase)) }
 }
 
-/// As [`scan_name`], of a literal with its brackets.
+/// As [`scan_name`], for a literal including its brackets.
 fn scan_literal(text: &[u8]) -> Result<(usize, bool), InvalidHost> {
     let scanned = scan(&text[1..], LITERAL);
     if scanned.has_two_dots || text.get(1 + scanned.length) != Some(&b']') {
@@ -124,14 +124,14 @@ fn scan_literal(text: &[u8]) -> Result<(usize, bool), InvalidHost> {
     Ok((scanned.length + 2, scanned.is_lowercase))
 }
 
-/// What a run of bytes of one class is like.
+/// Properties of a run of bytes of one class.
 struct Scanned {
     length: usize,
     is_lowercase: bool,
     has_two_dots: bool,
 }
 
-/// The bytes of that class at the beginning of the text, looked at once each: every request comes by here.
+/// Scans the bytes of a class at the beginning of the text in one pass, since it is called for every request.
 fn scan(text: &[u8], class: u8) -> Scanned {
     let (mut length, mut seen, mut previous, mut dots) = (0, 0, 0, 0);
     for &byte in text {
@@ -164,8 +164,8 @@ const LITERAL: u8 = 2;
 const CAPITAL: u8 = 4;
 const DOT: u8 = 8;
 
-/// What a byte may be part of: unreserved and sub-delims in both, "%" in names only, ":" in
-/// literals only (RFC 3986 §2.2, §2.3).
+/// Classes of bytes: unreserved and sub-delims are allowed in names and literals, "%" only in names, ":" only in
+/// literals (RFC 3986 §2.2, §2.3).
 static CLASSES: [u8; 256] = {
     let mut classes = [0; 256];
     let mut byte = 0;

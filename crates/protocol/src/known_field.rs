@@ -1,10 +1,10 @@
-//! Header fields known by number, so that they are found without comparing names: what the fields of requests and those
-//! of responses have in common.
+//! Known header fields: an enum for those of requests and one for those of responses, so that fields are identified
+//! without comparing names.
 //!
-//! Names are case-insensitive (RFC 9110 §5.1). Invariant: within a table the hash below has no collisions; the compiler
-//! checks it.
+//! Names are case-insensitive (RFC 9110 §5.1). Invariant: within each enum the hash function below has no collisions,
+//! which is verified at compile time.
 
-/// Declares an enum of fields with their names, and how a name is found.
+/// Defines an enum of header fields with their names, and the lookup by name.
 macro_rules! known_fields {
     ($(#[$attribute:meta])* $type:ident: $($variant:ident $name:literal),+ $(,)?) => {
         $(#[$attribute])*
@@ -14,26 +14,26 @@ macro_rules! known_fields {
             $(#[doc = $name] $variant,)+
         }
 
-        // A set of them is one word.
+        // A set of fields must fit in one word.
         const _: () = assert!($type::ALL.len() <= 64);
 
         impl $type {
-            /// Every known field, in the order of its number.
+            /// All known fields, in the order of their numbers.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// The usual spelling.
+            /// The usual spelling of the name.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+
                 }
             }
 
-            /// The known field of that name, whatever its case.
+            /// Returns the known field with that name, case-insensitive.
             pub fn from_name(name: &[u8]) -> Option<Self> {
                 Self::from_token(name).filter(|_| name.iter().all(|byte| !byte.is_ascii_control()))
             }
 
-            /// Like `from_name` for a name that holds no control characters.
+            /// As `from_name`, for a name without control characters.
             pub(crate) fn from_token(name: &[u8]) -> Option<Self> {
                 static SLOTS: [Option<$type>; 256] = {
                     let mut slots = [None; 256];
@@ -57,15 +57,15 @@ macro_rules! known_fields {
 }
 pub(crate) use known_fields;
 
-/// Compares eight bytes at a time, leaving out the bit in which capital and small letters differ. Among
-/// the bytes of known names that bit otherwise only tells digits and "-" from control characters.
+/// Compares names eight bytes at a time, ignoring the bit that distinguishes capitals from lower case. For the other
+/// bytes of known names, that bit only distinguishes digits and "-" from control characters.
 pub(crate) fn same_but_for_case(name: &[u8], known: &[u8]) -> bool {
     if name.len() != known.len() {
         return false;
     }
     let word = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes) | 0x2020_2020_2020_2020;
     let half = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes) | 0x2020_2020;
-    // What is left at the end is compared together with bytes before it that were compared already.
+    // The last word overlaps the previous one, so that no bytes are left over.
     if let (Some(name_end), Some(known_end)) = (name.last_chunk::<8>(), known.last_chunk::<8>()) {
         let (mut name, mut known) = (name, known);
         while let (Some((a, name_rest)), Some((b, known_rest))) =
@@ -86,7 +86,7 @@ pub(crate) fn same_but_for_case(name: &[u8], known: &[u8]) -> bool {
     name.iter().zip(known).all(|(a, b)| a | 0x20 == b | 0x20)
 }
 
-/// Length, first and last byte tell all names of a table apart; the factors were found by trying.
+/// Hash of length, first and last byte, without collisions within an enum. The factors were found by trial.
 pub(crate) const fn slot(length: usize, first: u8, last: u8) -> usize {
     (length + (first | 0x20) as usize * 3 + (last | 0x20) as usize * 104) & 0xff
 }

@@ -1,8 +1,7 @@
 //! Sans-I/O codecs: bytes in, events and bytes out.
 //!
-//! No socket is read, no clock is asked and no configuration is known here. Everything works on
-//! offsets into the caller's buffer, so that nothing is copied and a buffer may move between two
-//! calls. Invariant: no input whatsoever panics, and every loop and every list is bounded by the
+//! No sockets, no clocks, no configuration. All results are offsets into the caller's buffer, so nothing is copied and
+//! a buffer may move between two calls. Invariant: no input causes a panic, and every loop and list is bounded by the
 //! caller's limits.
 
 pub mod byte_ranges;

@@ -1,12 +1,11 @@
-//! memcached's text protocol as far as a web server needs it: one value is asked for and received.
+//! The part of memcached's text protocol that a web server needs: requesting and receiving one value.
 //!
 //! ```text
 //! get KEY CRLF
-//! VALUE KEY flags length CRLF value CRLF END CRLF        or, where there is none:  END CRLF
+//! VALUE KEY flags length CRLF value CRLF END CRLF        or, if there is no value:  END CRLF
 //! ```
 //!
-//! Invariant: a key cannot be taken for two, nor for another command; a value that is not followed by its end is told
-//! from a whole one.
+//! Invariant: a key cannot be parsed as two keys or as another command, and a truncated value is always detected.
 
 use std::fmt;
 
@@ -14,8 +13,8 @@ use crate::Range32;
 use crate::http1::{Decoded, Status};
 use crate::offence::DETAIL_MAX;
 
-/// Appends the request for the value of `key`, which must not be empty; returns the length of the key as it is sent:
-/// with spaces, control characters and "%" escaped as `%XX`, as nginx does. It stands before the last two bytes.
+/// Appends the request for the value of `key`, which must not be empty. As in nginx, spaces, control characters and "%"
+/// are escaped as `%XX`. Returns the length of the escaped key, which is at the end of `out` before the last two bytes.
 pub fn write_get(out: &mut Vec<u8>, key: &[u8]) -> usize {
     debug_assert!(!key.is_empty(), "there is no value without a key");
     out.extend_from_slice(b"get ");
@@ -33,18 +32,18 @@ pub fn write_get(out: &mut Vec<u8>, key: &[u8]) -> usize {
     length
 }
 
-/// What the first line of a reply says.
+/// First line of a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reply {
-    /// There is no such value; nothing follows.
+    /// There is no value, and nothing follows.
     #[default]
     NotFound,
-    /// The value follows, and its end.
+    /// The value and its trailer follow.
     Found {
-        /// What was stored with the value; `None` if it is no number, which nginx minds only with
+        /// Flags stored with the value; `None` if they are not a number, which nginx refuses only with
         /// `memcached_gzip_flag`: see [`ReplyParser::checking_flags`].
         flags: Option<u64>,
-        /// Bytes of the value.
+        /// Length of the value in bytes.
         length: u64,
     },
 }
@@ -52,26 +51,26 @@ pub enum Reply {
 /// A violation of the protocol by a memcached server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemcachedFault {
-    /// What is wrong.
+    /// Kind of the violation.
     pub kind: MemcachedFaultKind,
-    /// The reply's first line, or as much of it as there was; empty where it is not to blame.
+    /// First line of the reply, as far as it arrived; empty if it is not the cause.
     pub line: Range32,
 }
 
-/// What a memcached server did wrong. `Display` gives nginx's words.
+/// Kind of a protocol violation. `Display` gives nginx's message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemcachedFaultKind {
-    /// The line is longer than the buffer for it.
+    /// The line exceeds the buffer.
     LineTooLong,
-    /// Neither a value nor the end of values: an error of the server's.
+    /// Neither a value nor END: an error reported by the server.
     InvalidResponse,
-    /// The value of another key.
+    /// The value belongs to another key.
     InvalidKey,
-    /// Flags that are no number.
+    /// The flags are not a number.
     InvalidFlags,
-    /// A length that is no number of at most 63 bits.
+    /// The length is not a number of at most 63 bits.
     InvalidLength,
-    /// The value is not followed by its end.
+    /// The value is not followed by its trailer.
     InvalidTrailer,
 }
 
@@ -89,8 +88,8 @@ impl fmt::Display for MemcachedFaultKind {
 }
 
 impl MemcachedFault {
-    /// Appends the message as nginx logs it; `input` is what was parsed, `key` what was asked for. Each detail is cut
-    /// after 1748 bytes.
+    /// Appends nginx's log message; `input` is the parsed input, `key` the requested key. Each detail is cut after 1748
+    /// bytes.
     pub fn write_to(&self, input: &[u8], key: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(self.kind.to_string().as_bytes());
         let mut quote = |before: &[u8], text: &[u8]| {
@@ -110,28 +109,27 @@ impl MemcachedFault {
     }
 }
 
-/// Incremental parser of the first line of a reply: feed it the same, growing buffer until the line is complete.
+/// Incremental parser for the first line of a reply: call it with the same, growing buffer until the line is complete.
 #[derive(Clone, Debug)]
 pub struct ReplyParser {
     line_max: usize,
     checks_flags: bool,
-    /// Everything before is known to hold no line end.
+    /// Position up to which the input contains no line end.
     scanned: usize,
 }
 
 impl ReplyParser {
-    /// A parser of lines of at most `line_max` bytes: the size of nginx's `memcached_buffer_size`.
+    /// Creates a parser for lines of at most `line_max` bytes: nginx's `memcached_buffer_size`.
     pub fn new(line_max: usize) -> Self {
         Self { line_max: line_max.min(u32::MAX as usize), checks_flags: false, scanned: 0 }
     }
 
-    /// The same parser, for which flags that are no number are a fault ([`MemcachedFaultKind::InvalidFlags`]).
+    /// Treats non-numeric flags as a fault ([`MemcachedFaultKind::InvalidFlags`]).
     pub fn checking_flags(self) -> Self {
         Self { checks_flags: true, ..self }
     }
 
-    /// Parses as much of `input` as has arrived; `key` is the key as it was sent. After `Complete`, `reply` holds what
-    /// was understood.
+    /// Parses the input so far; `key` is the escaped key as sent. After `Complete`, `reply` contains the result.
     pub fn parse(&mut self, input: &[u8], key: &[u8], reply: &mut Reply) -> Result<Status, MemcachedFault> {
         let input = &input[..input.len().min(self.line_max)];
         let from = self.scanned.min(input.len());
@@ -167,37 +165,37 @@ fn parse_line(line: &[u8], key: &[u8], checks_flags: bool) -> Result<Reply, Memc
     Ok(Reply::Found { flags, length })
 }
 
-/// What follows the value.
+/// Trailer of a value.
 const TRAILER: &[u8] = b"\r\nEND\r\n";
 
-/// Incremental decoder of a value and its end.
+/// Incremental decoder for a value and its trailer.
 #[derive(Clone, Debug)]
 pub struct ValueDecoder {
     remaining: u64,
-    /// Bytes of [`TRAILER`] that have come.
+    /// Number of bytes of [`TRAILER`] received.
     trailer_seen: usize,
 }
 
 impl ValueDecoder {
-    /// A decoder of a value of `length` bytes.
+    /// Creates a decoder for a value of `length` bytes.
     pub fn new(length: u64) -> Self {
         Self { remaining: length, trailer_seen: 0 }
     }
 
-    /// Bytes of the value that have not been handed out.
+    /// Number of bytes of the value that have not been returned yet.
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// True when the value and its end have been seen: whatever follows has not been asked for.
+    /// Returns `true` after the value and its trailer; further bytes would be unsolicited.
     pub fn is_finished(&self) -> bool {
         self.trailer_seen == TRAILER.len()
     }
 
-    /// Decodes a piece of the value, or what follows it.
+    /// Decodes a piece of the value or of its trailer.
     ///
-    /// Call again with what follows `consumed` until that is nothing or the value is finished. A fault concerns what
-    /// follows the value, all of which was handed out before.
+    /// Call again with the input after `consumed` until none is left or the value is finished. A fault concerns only
+    /// the trailer; the value was returned completely before.
     pub fn decode(&mut self, input: &[u8]) -> Result<Decoded, MemcachedFault> {
         if self.remaining > 0 && !input.is_empty() {
             let length = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(input.len());

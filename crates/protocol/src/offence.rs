@@ -1,23 +1,22 @@
-//! What a client did wrong: every offence has a name, an answer and the words that nginx would log.
+//! Offences: protocol violations by a client. Each has a name, a response status and nginx's log message.
 //!
-//! An offence is always the peer's fault and never worth a retry: the connection is answered and
-//! closed. It carries ranges, not text, so that it stays small and `Copy`; [`Offence::describe`]
-//! adds the text for the log.
+//! An offence is always the client's fault and never worth a retry: it is answered, and the connection is closed. It
+//! contains ranges instead of text, so that it is small and `Copy`; [`Offence::describe`] adds the text for the log.
 
 use std::fmt;
 
 use crate::Range32;
 
-/// A violation of the protocol by the client.
+/// A protocol violation by the client.
 ///
-/// `Display` gives nginx's log message without the details that need the input and without "while
-/// …", which belongs to whoever knows what the connection was doing.
+/// `Display` gives nginx's log message without details that need the input, and without "while …", which depends on the
+/// state of the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Offence {
-    /// The method is not made of `A-Z`, `-` and `_`, or the connection does not speak HTTP at all.
+    /// The method contains bytes other than `A-Z`, `-` and `_`, or the client does not speak HTTP at all.
     InvalidMethod,
-    /// The request line breaks the grammar of RFC 9112 §3, or the path cannot be decoded.
+    /// The request line violates the grammar of RFC 9112 §3, or the path cannot be decoded.
     InvalidRequest,
     /// The major version is 2 or more: RFC 9110 §15.6.6.
     InvalidVersion,
@@ -25,26 +24,25 @@ pub enum Offence {
     InvalidHttp09Method,
     /// The request line is longer than allowed.
     UriTooLong,
-    /// The host in an absolute request target is not one.
+    /// The host in an absolute request target is invalid.
     InvalidRequestLineHost,
-    /// A header line that no lenient reading can make safe: RFC 9112 §5, or a name that only
-    /// pretends to be a framing field.
+    /// A header line that cannot be accepted safely: RFC 9112 §5, or a name that resembles a framing field.
     InvalidHeaderLine {
-        /// What precedes the offending byte in the line.
+        /// Part of the line before the offending byte.
         before: Range32,
         /// The offending byte, if there is a single one.
         byte: Option<u8>,
     },
     /// A header line is longer than allowed.
     HeaderLineTooLong {
-        /// As much of the line as there was.
+        /// The received part of the line.
         line: Range32,
     },
     /// The whole head is larger than allowed.
     HeadTooLarge,
     /// More header lines than `max_headers`.
     TooManyHeaders,
-    /// A field that may occur once occurs again.
+    /// A second line of a field that may occur only once.
     DuplicateHeader {
         /// The second line.
         line: Range32,
@@ -58,43 +56,42 @@ pub enum Offence {
         /// The first line.
         previous: Range32,
     },
-    /// The value of Host is not a host: RFC 9110 §7.2.
+    /// The value of Host is not a valid host: RFC 9110 §7.2.
     InvalidHost,
     /// HTTP/1.1 without Host: RFC 9112 §3.2.
     MissingHost,
     /// `:authority` and Host name different hosts: RFC 9113 §8.3.1.
     AuthorityAndHostDiffer,
-    /// HTTP/2 without `:authority` and without Host, where one of them is needed: RFC 9113 §8.3.1.
+    /// An HTTP/2 request that needs a host, without `:authority` and Host: RFC 9113 §8.3.1.
     MissingAuthority,
-    /// Content-Length is not one plain number that fits in 63 bits: RFC 9110 §8.6.
+    /// Content-Length is not a single plain number that fits in 63 bits: RFC 9110 §8.6.
     InvalidContentLength,
     /// Transfer-Encoding in HTTP/1.0: RFC 9112 §6.1.
     TransferEncodingInHttp10,
-    /// Both framings at once: RFC 9112 §6.1.
+    /// Content-Length together with Transfer-Encoding: RFC 9112 §6.1.
     LengthAndTransferEncoding,
     /// A malformed list, or `chunked` twice or not last: RFC 9112 §6.1, §6.3.
     InvalidTransferEncoding,
     /// A coding that is not implemented: RFC 9112 §6.1.
     UnknownTransferEncoding {
-        /// The field's value.
+        /// Value of the field.
         value: Range32,
     },
-    /// CONNECT has no body: RFC 9110 §9.3.6.
+    /// CONNECT with a body: RFC 9110 §9.3.6.
     ConnectWithBody,
-    /// A broken chunk: RFC 9112 §7.1.
+    /// An invalid chunk: RFC 9112 §7.1.
     InvalidChunk,
-    /// The chunk extensions of one body are together larger than allowed.
+    /// The chunk extensions of one body together exceed their limit.
     ChunkExtensionsTooLarge,
-    /// A broken trailer line: RFC 9112 §7.1.2.
+    /// An invalid trailer line: RFC 9112 §7.1.2.
     InvalidTrailer,
-    /// The trailer section is larger than allowed.
+    /// The trailer section exceeds its limit.
     TrailersTooLarge,
 }
 
 impl Offence {
-    /// The status that nginx gives this fault: one of 400, 414, 494 and 501, 505. 494 is nginx's
-    /// own number, which `error_page` can name; on the wire it is 400
-    /// ([`crate::http1::response::wire_status`]).
+    /// Returns nginx's status for the offence: 400, 414, 494, 501 or 505. 494 is nginx's internal code, available to
+    /// `error_page`; it is sent as 400 ([`crate::http1::response::wire_status`]).
     pub fn status(self) -> u16 {
         match self {
             Self::InvalidVersion => 505,
@@ -105,8 +102,7 @@ impl Offence {
         }
     }
 
-    /// The message together with what the client sent, as nginx logs it; `input` is the buffer that
-    /// was parsed.
+    /// Returns nginx's log message, with the text sent by the client; `input` is the parsed buffer.
     pub fn describe(self, input: &[u8]) -> Description<'_> {
         Description { offence: self, input }
     }
@@ -153,9 +149,7 @@ impl fmt::Display for Offence {
 impl std::error::Error for Offence {}
 
 /// The full log message of an offence: see [`Offence::describe`].
-///
-/// Bytes that are not UTF-8 are shown with replacement characters by `Display`;
-/// [`Description::write_to`] keeps them as they are.
+/// `Display` shows bytes that are not UTF-8 as replacement characters; [`Description::write_to`] keeps them unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct Description<'i> {
     offence: Offence,
@@ -163,8 +157,7 @@ pub struct Description<'i> {
 }
 
 impl Description<'_> {
-    /// Appends the message to `out`, the client's bytes unchanged. Details are cut after
-    /// 1748 bytes.
+    /// Appends the message to `out`, with the client's bytes unchanged. Details are cut after 1748 bytes.
     pub fn write_to(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.offence.message().as_bytes());
         match self.offence {
@@ -211,6 +204,6 @@ impl fmt::Display for Description<'_> {
     }
 }
 
-/// Longest piece of client text in a log message, in bytes: nginx cuts its lines at 2048, less 300
-/// for the rest of the line.
+/// Maximum length of client text in a log message in bytes: nginx cuts log lines at 2048 bytes; 300 are reserved for
+/// the rest of the line.
 pub const DETAIL_MAX: usize = 1748;

@@ -1,59 +1,59 @@
-//! The PROXY protocol, versions 1 and 2: who a connection really comes from, told by the proxy before its first byte.
-//! (<https://www.haproxy.org/download/3.2/doc/proxy-protocol.txt>)
+//! The PROXY protocol, versions 1 and 2: a header in which a proxy passes the client's address at the beginning of a
+//! connection. (<https://www.haproxy.org/download/3.2/doc/proxy-protocol.txt>)
 //!
 //! ```text
 //! 1:  PROXY TCP4 192.0.2.1 192.0.2.2 56324 443 CR LF        at most 107 bytes
 //! 2:  CR LF CR LF NUL CR LF QUIT LF | version, command | family, transport | length | addresses | TLVs
 //! ```
 //!
-//! Stricter than nginx: addresses must be of the family that the header names, and an unknown command is refused.
+//! Stricter than nginx: addresses must belong to the address family in the header, and unknown commands are refused.
 //! Invariant: whatever the bytes, parsing reads no further than [`LENGTH_MAX`].
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Longest header that is taken, as in nginx.
+/// Maximum length of a header, as in nginx.
 pub const LENGTH_MAX: usize = 4096;
 
-/// Longest line of version 1, with its line end: the specification's own bound.
+/// Maximum length of a version 1 line with its line end, as specified.
 const LINE_MAX: usize = 107;
 
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 
-/// Signature, version and command, family and transport, length.
+/// Length of signature, version and command, family and transport, length field.
 const FIXED_LENGTH: usize = 16;
 
-/// What a proxy tells of a connection.
+/// Information about a connection from the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyHeader {
-    /// Who has connected to the proxy.
+    /// Address of the client.
     pub source: SocketAddr,
-    /// The proxy's address that it connected to.
+    /// Address of the proxy that the client connected to.
     pub destination: SocketAddr,
-    /// What else version 2 tells: type, length, value, again and again.
+    /// Further TLVs of version 2: type, length, value, repeated.
     tlvs: Box<[u8]>,
 }
 
-/// What the beginning of a connection is.
+/// Result of parsing the beginning of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// A header that is not whole yet.
+    /// The header is incomplete.
     NeedMore,
-    /// A header.
+    /// A complete header.
     Complete {
-        /// How long it is.
+        /// Length of the header in bytes.
         consumed: usize,
-        /// What it tells; nothing when the connection is the proxy's own, or of a kind that has no addresses.
+        /// Content of the header; `None` if the connection is the proxy's own, or its type has no addresses.
         header: Option<Box<ProxyHeader>>,
     },
 }
 
-/// What is wrong with a header. The texts are nginx's.
+/// Error in a header. The messages are nginx's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProxyOffence {
-    /// It is none; so it begins.
+    /// Not a header; contains the beginning of the input.
     Broken(Box<[u8]>),
-    /// Neither version 1 nor 2.
+    /// A version other than 1 and 2.
     UnknownVersion(u8),
     /// Longer than [`LENGTH_MAX`].
     TooLarge,
@@ -69,7 +69,7 @@ impl fmt::Display for ProxyOffence {
     }
 }
 
-/// Looks for a header at the beginning of `input`.
+/// Parses a header at the beginning of `input`.
 pub fn parse(input: &[u8]) -> Result<Status, ProxyOffence> {
     let common = input.len().min(SIGNATURE.len());
     if input[..common] == SIGNATURE[..common] {
@@ -102,7 +102,7 @@ fn parse_version_1(input: &[u8]) -> Result<Status, ProxyOffence> {
     Ok(Status::Complete { consumed, header: Some(Box::new(header)) })
 }
 
-/// `TCP4 192.0.2.1 192.0.2.2 56324 443`
+/// Parses `TCP4 192.0.2.1 192.0.2.2 56324 443`.
 fn addresses_of_line(words: &[u8]) -> Option<ProxyHeader> {
     let mut words = std::str::from_utf8(words).ok()?.split(' ');
     let family = words.next()?;
@@ -127,7 +127,7 @@ fn addresses_of_line(words: &[u8]) -> Option<ProxyHeader> {
     })
 }
 
-/// What begins with the signature and has all of the fixed part.
+/// Parses input that begins with the signature and contains the complete fixed part.
 fn parse_version_2(input: &[u8]) -> Result<Status, ProxyOffence> {
     let (version, command) = (input[12] >> 4, input[12] & 0xf);
     let (family, transport) = (input[13] >> 4, input[13] & 0xf);
@@ -140,18 +140,18 @@ fn parse_version_2(input: &[u8]) -> Result<Status, ProxyOffence> {
     }
     let Some(rest) = input.get(FIXED_LENGTH..consumed) else { return Ok(Status::NeedMore) };
     let header = match (command, family, transport) {
-        // LOCAL: the proxy asks for itself, to see whether we live.
+        // LOCAL: the proxy's own connection, for example a health check.
         (0, ..) => None,
         (1, 1, 1) => Some(addresses::<4>(rest).ok_or_else(|| broken(input))?),
         (1, 2, 1) => Some(addresses::<16>(rest).ok_or_else(|| broken(input))?),
-        // Datagrams, Unix sockets, and what is not known yet: without addresses, as in nginx.
+        // Datagrams, Unix sockets and unassigned types: as in nginx, without addresses.
         (1, ..) => None,
         _ => return Err(broken(input)),
     };
     Ok(Status::Complete { consumed, header: header.map(Box::new) })
 }
 
-/// Both addresses of `N` bytes, both ports, and what follows them.
+/// Parses both addresses of `N` bytes, both ports, and the TLVs after them.
 fn addresses<const N: usize>(rest: &[u8]) -> Option<ProxyHeader>
 where
     IpAddr: From<[u8; N]>,
@@ -167,24 +167,25 @@ where
     })
 }
 
-/// What the log is told of a header that is none: its first line, as far as it goes.
+/// Returns the error for invalid input, with its first line for the log.
 fn broken(input: &[u8]) -> ProxyOffence {
     let line = input.iter().take(LINE_MAX).take_while(|byte| !matches!(byte, b'\r' | b'\n'));
     ProxyOffence::Broken(line.copied().collect())
 }
 
-/// The types that have names. (section 2.2 of the specification)
+/// TLV types with names. (section 2.2 of the specification)
 const TYPES: [(&[u8], u8); 5] =
     [(b"alpn", 0x01), (b"authority", 0x02), (b"unique_id", 0x05), (b"ssl", SSL), (b"netns", 0x30)];
 
-/// Those within `ssl`.
+/// TLV types with names within `ssl`.
 const SSL_TYPES: [(&[u8], u8); 5] =
     [(b"version", 0x21), (b"cn", 0x22), (b"cipher", 0x23), (b"sig_alg", 0x24), (b"key_alg", 0x25)];
 
 const SSL: u8 = 0x20;
 
 impl ProxyHeader {
-    /// Appends the value of the TLV called so: `alpn`, `ssl_cn`, `ssl_verify`, `0xae`. `false` when there is none.
+    /// Appends the value of the TLV with this name: `alpn`, `ssl_cn`, `ssl_verify`, `0xae`. Returns `false` if there is
+    /// none.
     pub fn append_tlv(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
         let found = match name.strip_prefix(b"ssl_") {
             None => type_of(name, &TYPES).and_then(|kind| find(&self.tlvs, kind)),
@@ -203,33 +204,33 @@ impl ProxyHeader {
     }
 }
 
-/// What we tell of a client that came over TLS, in version 2.
+/// TLS information about a client, sent in version 2.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsTold {
-    /// The name that the client asked for.
+    /// Server name requested by the client.
     pub authority: Option<Vec<u8>>,
-    /// The protocol that was agreed upon.
+    /// Negotiated application protocol.
     pub alpn: Option<Vec<u8>>,
-    /// `TLSv1.3`
+    /// Protocol version: `TLSv1.3`.
     pub version: &'static str,
-    /// The suite's name.
+    /// Name of the cipher suite.
     pub cipher: &'static str,
-    /// The name in the client's certificate.
+    /// Common name in the client's certificate.
     pub common_name: Option<String>,
-    /// Whether the client has shown a certificate; in this very handshake; and whether it is good.
+    /// The client's certificate, if it presented one.
     pub certificate: Option<CertificateTold>,
 }
 
-/// What we tell of a client's certificate.
+/// Information about a client's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CertificateTold {
-    /// It was shown in this handshake, and not in that of an earlier session.
+    /// Presented in this handshake, not in that of an earlier session.
     pub is_fresh: bool,
-    /// It was verified.
+    /// Verified successfully.
     pub is_good: bool,
 }
 
-/// A connection, or datagrams.
+/// Transport of the client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// TCP.
@@ -238,14 +239,14 @@ pub enum Transport {
     Datagram,
 }
 
-/// Appends a header of version 1. Without two addresses it says that nothing is known. (section 2.1)
+/// Appends a header of version 1, with `UNKNOWN` if an address is missing. (section 2.1)
 pub fn write_version_1(source: Option<SocketAddr>, destination: Option<SocketAddr>, out: &mut Vec<u8>) {
     let (Some(source), Some(destination)) = (source, destination) else {
         return out.extend_from_slice(b"PROXY UNKNOWN\r\n");
     };
     let is_ipv4 = source.is_ipv4() && destination.is_ipv4();
     let family = if is_ipv4 { "TCP4" } else { "TCP6" };
-    // Both are of one family.
+    // Both addresses must belong to the same family.
     let of_family = |ip: IpAddr| match ip {
         IpAddr::V4(ip) if !is_ipv4 => IpAddr::V6(ip.to_ipv6_mapped()),
         ip => ip,
@@ -255,8 +256,7 @@ pub fn write_version_1(source: Option<SocketAddr>, destination: Option<SocketAdd
     out.extend_from_slice(line.as_bytes());
 }
 
-/// Appends a header of version 2, with a checksum. Without two addresses it says that the connection is our own.
-/// (section 2.2)
+/// Appends a header of version 2 with a checksum. If an address is missing, the command is LOCAL. (section 2.2)
 pub fn write_version_2(
     source: Option<SocketAddr>,
     destination: Option<SocketAddr>,
@@ -304,7 +304,7 @@ pub fn write_version_2(
 
 const CRC32C: u8 = 0x03;
 
-/// Longest text of a TLV of ours.
+/// Maximum length of a text in the TLVs written.
 const TEXT_MAX: usize = 255;
 
 fn write_tlv(kind: u8, value: &[u8], out: &mut Vec<u8>) {
@@ -321,7 +321,7 @@ impl TlsTold {
     fn write(&self, out: &mut Vec<u8>) {
         let texts = [(0x02, self.authority.as_deref()), (0x01, self.alpn.as_deref())];
         texts.into_iter().for_each(|(kind, text)| text.into_iter().for_each(|text| write_text(kind, text, out)));
-        // The client has connected over TLS, and perhaps shown a certificate; 0 stands for a good one.
+        // The flags for TLS and for a certificate; in the verify field 0 means success.
         let shown = self.certificate.map_or(0, |told| if told.is_fresh { 0x6 } else { 0x4 });
         let verify = u32::from(!self.certificate.is_some_and(|told| told.is_good));
         let mut ssl = vec![0x1 | shown];
@@ -333,7 +333,7 @@ impl TlsTold {
     }
 }
 
-/// The checksum of RFC 3720, section 12.1 (Castagnoli), bit by bit: headers are short.
+/// Computes CRC-32C (Castagnoli; RFC 3720, section 12.1), bit by bit, since headers are short.
 fn crc32c(bytes: &[u8]) -> u32 {
     let step = |crc: u32| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
     !bytes.iter().fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), |crc, _| step(crc)))
@@ -347,7 +347,7 @@ fn type_of(name: &[u8], names: &[(&[u8], u8)]) -> Option<u8> {
     names.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
 }
 
-/// The first value of this type; one that is not whole ends the search.
+/// Returns the first value of this type. The search ends at a truncated TLV.
 fn find(mut tlvs: &[u8], wanted: u8) -> Option<&[u8]> {
     loop {
         let ([kind, length @ ..], rest) = tlvs.split_first_chunk::<3>()?;
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(tlv("alpn").as_deref(), Some(&b"mqtt"[..]));
         assert_eq!(tlv("ssl_version").as_deref(), Some(&b"TLSv1.3"[..]));
         assert_eq!(tlv("ssl_verify").as_deref(), Some(&b"1"[..]));
-        // The checksum is that of the header with zeros in its place.
+        // The checksum covers the header with zeros in its own place.
         let end = binary.len();
         let told = u32::from_be_bytes(binary[end - 4..].try_into().unwrap());
         binary[end - 4..].fill(0);

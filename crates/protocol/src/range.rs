@@ -1,7 +1,7 @@
-//! A range of offsets into a buffer that somebody else owns.
+//! A range of offsets into a buffer owned by the caller.
 //!
-//! Invariant: `start <= end`. Eight bytes, `Copy`, and valid for as long as the buffer's contents
-//! stay where they are relative to its beginning.
+//! Invariant: `start <= end`. A range takes eight bytes, is `Copy`, and stays valid while the buffer's content keeps
+//! its offsets.
 
 use std::ops::Range;
 
@@ -13,8 +13,7 @@ pub struct Range32 {
 }
 
 impl Range32 {
-    /// A range from two offsets. Offsets beyond `u32::MAX` cannot occur: heads are bounded far
-    /// below.
+    /// Creates a range from two offsets, which must not exceed `u32::MAX`: heads are limited to far less.
     pub fn new(start: usize, end: usize) -> Self {
         debug_assert!(start <= end && end <= u32::MAX as usize);
         Self { start: start as u32, end: end as u32 }
@@ -35,24 +34,23 @@ impl Range32 {
         (self.end - self.start) as usize
     }
 
-    /// True if the range holds no bytes.
+    /// Returns `true` if the range is empty.
     pub fn is_empty(self) -> bool {
         self.start == self.end
     }
 
-    /// The bytes of `input` in this range; `input` must be the buffer that the range was made for,
-    /// otherwise this panics or gives other bytes.
+    /// Returns the bytes of `input` in this range. `input` must be the buffer for which the range was created;
+    /// otherwise the function panics or returns unrelated bytes.
     pub fn of(self, input: &[u8]) -> &[u8] {
         &input[self.start as usize..self.end as usize]
     }
 
-    /// Like [`Range32::of`], but empty instead of a panic when `input` is shorter: for log
-    /// messages.
+    /// As [`Range32::of`], but returns an empty slice instead of panicking if `input` is too short: for log messages.
     pub fn of_lenient(self, input: &[u8]) -> &[u8] {
         input.get(self.start as usize..self.end as usize).unwrap_or_default()
     }
 
-    /// As a range of `usize`.
+    /// Converts to a range of `usize`.
     pub fn as_range(self) -> Range<usize> {
         self.start as usize..self.end as usize
     }

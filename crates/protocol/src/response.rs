@@ -1,10 +1,10 @@
-//! The header fields of responses that Gale knows by number: those that are written from the state of a response, that
-//! filters reason about, and that a proxy acts on.
+//! Known header fields of responses: those generated from the state of a response, used by filters, or evaluated by a
+//! proxy.
 
 use crate::known_field::known_fields;
 
 known_fields! {
-    /// A field of a response that Gale knows by number.
+    /// A known header field of a response.
     ResponseField:
     AcceptRanges "Accept-Ranges",
     Age "Age",
@@ -49,8 +49,8 @@ known_fields! {
 }
 
 impl ResponseField {
-    /// Whether it is about one connection, or frames a body there: whoever passes a response on has his own (RFC 9110
-    /// §7.6.1). `Content-Length` is not among them.
+    /// Returns `true` for connection-specific and framing fields, which a proxy replaces with its own (RFC 9110
+    /// §7.6.1). `Content-Length` is not one of them.
     pub fn is_of_connection(self) -> bool {
         matches!(
             self,

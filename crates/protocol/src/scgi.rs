@@ -1,6 +1,6 @@
-//! SCGI, the side of the web server: a request is a netstring of parameters, and the body behind it.
+//! SCGI for the web server's side: a request is a netstring of parameters, followed by the body.
 //!
-//! The response is that of CGI until the connection closes. Invariant: no parameter can be taken for two.
+//! The response is a CGI response that ends with the connection. Invariant: a parameter cannot be parsed as two.
 //!
 //! ```text
 //! 70:CONTENT_LENGTH 0 27 0 SCGI 0 1 0 REQUEST_METHOD 0 POST 0 ... ,the body
@@ -17,8 +17,9 @@ pub struct Params<'o> {
 }
 
 impl<'o> Params<'o> {
-    /// Parameters at the end of `out`, of which the body's length in bytes must be the first. That of the protocol,
-    /// `SCGI` with the value 1, is left to the caller, since nginx has it in its file `scgi_params`.
+    /// Creates a writer that appends to `out`, beginning with the length of the body, which must be the first
+    /// parameter. The caller adds the required parameter `SCGI` with the value 1, since nginx has it in its file
+    /// `scgi_params`.
     pub fn new(out: &'o mut Vec<u8>, content_length: u64) -> Self {
         let start = out.len();
         out.extend_from_slice(b"CONTENT_LENGTH\0");
@@ -27,7 +28,7 @@ impl<'o> Params<'o> {
         Self { out, start }
     }
 
-    /// Ends the parameters: without this the request is not complete. The body follows.
+    /// Ends the parameters; without it the request is incomplete. The body follows.
     pub fn finish(self) {
         let mut length = Vec::with_capacity(21);
         write_decimal(&mut length, (self.out.len() - self.start) as u64);

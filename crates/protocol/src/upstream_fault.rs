@@ -1,7 +1,8 @@
-//! What an upstream server did wrong: every fault of a response has a name and the words that nginx would log.
+//! Faults: protocol violations by an upstream server. Each fault of a response has a name and nginx's log message.
 //!
-//! A fault is always the upstream's. Nothing of the response has been used by then if it concerns the head, so that
-//! another server may be asked. It carries ranges, not text; [`ResponseFault::write_to`] adds the text for the log.
+//! A fault is always the upstream's. If it concerns the head, no part of the response has been used yet, so the request
+//! may be sent to another server. A fault contains ranges instead of text; [`ResponseFault::write_to`] adds the text
+//! for the log.
 
 use std::fmt;
 
@@ -11,34 +12,33 @@ use crate::{Offence, Range32};
 /// Name and value of a field line, as offsets into the input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReceivedLine {
-    /// The name.
+    /// Name.
     pub name: Range32,
-    /// The value.
+    /// Value.
     pub value: Range32,
 }
 
-/// A violation of the protocol by an upstream server.
+/// A protocol violation by an upstream server.
 ///
-/// `Display` gives nginx's log message without the details that need the input and without "while reading …", which
-/// belongs to whoever knows what the connection was doing.
+/// `Display` gives nginx's log message without details that need the input, and without "while reading …", which
+/// depends on the state of the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ResponseFault {
     /// The response does not begin with a status line: RFC 9112 §4.
     NoStatusLine,
-    /// 103 in HTTP/1.0: RFC 9110 §15.2.
+    /// Status 103 in HTTP/1.0: RFC 9110 §15.2.
     EarlyHintsInHttp10,
-    /// The field `Status` of a CGI response has no three digits: RFC 3875 §6.3.3.
+    /// The field `Status` of a CGI response does not begin with three digits: RFC 3875 §6.3.3.
     InvalidStatus {
-        /// The field's value.
+        /// Value of the field.
         value: Range32,
     },
-    /// The head is larger than the buffer for it.
+    /// The head exceeds the buffer.
     TooBigHeader,
-    /// A field line that no lenient reading can make safe: RFC 9112 §5, or a name that only pretends to be a framing
-    /// field.
+    /// A field line that cannot be accepted safely: RFC 9112 §5, or a name that resembles a framing field.
     InvalidHeader {
-        /// What precedes the offending byte in the line.
+        /// Part of the line before the offending byte.
         before: Range32,
         /// The offending byte, if there is a single one.
         byte: Option<u8>,
@@ -50,31 +50,31 @@ pub enum ResponseFault {
         /// The first line.
         previous: ReceivedLine,
     },
-    /// `Content-Length` is not one plain number that fits in 63 bits: RFC 9110 §8.6.
+    /// `Content-Length` is not a single plain number that fits in 63 bits: RFC 9110 §8.6.
     InvalidContentLength {
         /// The line.
         line: ReceivedLine,
     },
-    /// A coding other than one `chunked`: RFC 9112 §6.1.
+    /// A coding other than a single `chunked`: RFC 9112 §6.1.
     UnknownTransferEncoding {
-        /// The field's value.
+        /// Value of the field.
         value: Range32,
     },
-    /// Both framings at once: RFC 9112 §6.1.
+    /// `Content-Length` together with `Transfer-Encoding`: RFC 9112 §6.1.
     LengthAndTransferEncoding,
-    /// `Connection` names more fields than anybody has a use for.
+    /// `Connection` names too many fields.
     TooManyConnectionOptions,
-    /// A broken chunk: RFC 9112 §7.1.
+    /// An invalid chunk: RFC 9112 §7.1.
     InvalidChunk,
-    /// A broken trailer line: RFC 9112 §7.1.2.
+    /// An invalid trailer line: RFC 9112 §7.1.2.
     InvalidTrailer,
-    /// The trailer section is larger than allowed.
+    /// The trailer section exceeds its limit.
     TooBigTrailers,
 }
 
 impl ResponseFault {
-    /// The message together with what the upstream sent, its bytes unchanged, as nginx logs it; `input` is the buffer
-    /// that was parsed. Each detail is cut after 1748 bytes.
+    /// Appends nginx's log message, with the upstream's bytes unchanged; `input` is the parsed buffer. Each detail is
+    /// cut after 1748 bytes.
     pub fn write_to(self, input: &[u8], out: &mut Vec<u8>) {
         if let Self::DuplicateHeader { line, previous } = self {
             return write_duplicate(out, input, line, previous);
@@ -134,7 +134,7 @@ impl fmt::Display for ResponseFault {
 
 impl std::error::Error for ResponseFault {}
 
-/// What the decoder of chunks found wrong, when it was an upstream that sent them.
+/// Converts an offence of the chunk decoder to a fault of the upstream.
 impl From<Offence> for ResponseFault {
     fn from(offence: Offence) -> Self {
         match offence {
@@ -147,7 +147,7 @@ impl From<Offence> for ResponseFault {
 
 const DUPLICATE: &str = "upstream sent duplicate header line";
 
-/// Appends nginx's message about a second line.
+/// Appends nginx's message about a duplicate line.
 pub(crate) fn write_duplicate(out: &mut Vec<u8>, input: &[u8], line: ReceivedLine, previous: ReceivedLine) {
     out.extend_from_slice(DUPLICATE.as_bytes());
     out.extend_from_slice(b": ");
@@ -156,7 +156,6 @@ pub(crate) fn write_duplicate(out: &mut Vec<u8>, input: &[u8], line: ReceivedLin
     write_line(out, input, previous);
 }
 
-/// Appends a piece of the input in quotes.
 pub(crate) fn write_quoted(out: &mut Vec<u8>, input: &[u8], range: Range32) {
     out.push(b'"');
     out.extend_from_slice(detail(input, range));

@@ -1,6 +1,7 @@
-//! uwsgi, the side of the web server: a request is a packet of parameters, and the body behind it.
+//! uwsgi for the web server's side: a request is a packet of parameters, followed by the body.
 //!
-//! The response is that of CGI until the connection closes. Invariant: a packet is no longer than its length says.
+//! The response is a CGI response that ends with the connection. Invariant: the length field of a packet matches its
+//! size.
 //!
 //! ```text
 //! modifier1 | size (2) | modifier2 | name length (2) | name | value length (2) | value | ... |the body
@@ -10,7 +11,7 @@
 
 use crate::gateway::{ParamsWriter, UnwritableParams};
 
-/// Most bytes of a packet behind its first four.
+/// Maximum size of a packet without its first four bytes.
 pub const PACKET_MAX: usize = u16::MAX as usize;
 
 const HEADER_LENGTH: usize = 4;
@@ -23,7 +24,7 @@ pub struct Params<'o> {
 }
 
 impl<'o> Params<'o> {
-    /// Parameters at the end of `out`. The modifiers tell what is asked for and how; both are usually 0, for a WSGI
+    /// Creates a writer that appends to `out`. The modifiers select the kind of request; both are usually 0, for a WSGI
     /// request.
     pub fn new(out: &'o mut Vec<u8>, modifier1: u8, modifier2: u8) -> Self {
         let start = out.len();
@@ -31,14 +32,14 @@ impl<'o> Params<'o> {
         Self { out, start }
     }
 
-    /// Appends to the packet as it is, behind all parameters: nginx's `uwsgi_string`.
+    /// Appends raw bytes to the packet, after all parameters: nginx's `uwsgi_string`.
     pub fn push_raw(&mut self, text: &[u8]) -> Result<(), UnwritableParams> {
         self.check_room(text.len())?;
         self.out.extend_from_slice(text);
         Ok(())
     }
 
-    /// Ends the parameters: without this the request is not complete. The body follows.
+    /// Ends the parameters; without it the request is incomplete. The body follows.
     pub fn finish(self) {
         let [low, high] = (self.length() as u16).to_le_bytes();
         self.out[self.start + 1] = low;

@@ -1,5 +1,5 @@
-//! FastCGI by behaviour: what is written can be read by an application, what an application sends is decoded however it
-//! was split, and every fault is provoked.
+//! FastCGI: requests are readable by an application, responses are decoded however they are split, and every fault can
+//! be triggered.
 
 use gale_protocol::fastcgi::{
     CONTENT_MAX, EndRequest, Event, FastCgiFault, Params, ProtocolStatus, ResponseDecoder, STDIN_END, stdin_header,
@@ -8,7 +8,7 @@ use gale_protocol::fastcgi::{
 use gale_protocol::gateway::ParamsWriter;
 use proptest::prelude::*;
 
-/// The records in a request as an application reads them: type, content. Checks version, id and alignment.
+/// Splits a request into records as an application does: type and content. Checks version, id and alignment.
 fn records(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
     let mut records = Vec::new();
     while let Some((&[1, record_type, 0, 1, high, low, padding, 0], rest)) = bytes.split_first_chunk::<8>() {
@@ -20,7 +20,7 @@ fn records(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
     records
 }
 
-/// The parameters in the content of PARAMS records.
+/// Decodes the parameters in the content of PARAMS records.
 fn params(mut content: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     fn length(content: &mut &[u8]) -> usize {
         let (&first, rest) = content.split_first().unwrap();
@@ -105,7 +105,7 @@ fn a_parameter_that_fits_in_a_record_is_not_spread_over_two() {
     }
 }
 
-/// A record as an application sends it.
+/// A record as sent by an application.
 fn record(number: u8, id: u16, content: &[u8], padding: u8) -> Vec<u8> {
     let (id, length) = (id.to_be_bytes(), (content.len() as u16).to_be_bytes());
     let mut record = vec![1, number, id[0], id[1], length[0], length[1], padding, 0];
@@ -118,8 +118,8 @@ const STDOUT: u8 = 6;
 const STDERR: u8 = 7;
 const END_REQUEST: u8 = 3;
 
-/// What was decoded: the response, the messages, whether the response ended, how the request ended, and how many bytes
-/// that took if it did.
+/// Result of decoding: the response, the messages, whether the response ended, how the request ended, and after how
+/// many bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Seen {
     stdout: Vec<u8>,
@@ -209,7 +209,7 @@ fn ends_of_requests_are_read() {
     assert_eq!(status(1), ProtocolStatus::CannotMultiplex);
     assert_eq!(status(3), ProtocolStatus::UnknownRole);
     assert_eq!(status(4), ProtocolStatus::Other(4));
-    // php-fpm does not end its response before the request.
+    // php-fpm ends the request without ending its response first.
     let seen = whole(&[record(STDOUT, 1, b"x", 0), record(END_REQUEST, 1, &[0; 8], 0)].concat()).unwrap();
     assert_eq!((seen.stdout_ended, seen.end), (false, Some(complete())));
 }

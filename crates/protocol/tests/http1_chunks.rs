@@ -1,4 +1,4 @@
-//! The chunked coding by behaviour: right and wrong framing, bounds, and any splitting.
+//! The chunked coding: valid and invalid framing, limits, and input split anywhere.
 
 #[path = "shared/requests.rs"]
 mod requests;
@@ -7,7 +7,7 @@ use gale_protocol::http1::{ChunkLimits, ChunkedDecoder, Trailers, response};
 use gale_protocol::{Offence, Range32};
 use proptest::prelude::*;
 
-/// Decodes pieces in turn: the data, and how many bytes were consumed; `None` if the body did not end.
+/// Decodes pieces in sequence. Returns the data and the number of bytes consumed, or `None` if the body did not end.
 fn decode(pieces: &[&[u8]], limits: ChunkLimits) -> Result<(Vec<u8>, Option<usize>), Offence> {
     let mut decoder = ChunkedDecoder::new(limits);
     let (mut data, mut total) = (Vec::new(), 0);
@@ -48,7 +48,7 @@ fn right_bodies() {
     }
 }
 
-/// The trailer fields of a body that is right, as text.
+/// The trailer fields of a valid body, as text.
 fn trailers(pieces: &mut dyn Iterator<Item = &[u8]>) -> Vec<(String, String)> {
     let mut decoder = ChunkedDecoder::default();
     for mut piece in pieces {

@@ -1,5 +1,4 @@
-//! Request heads by behaviour: what is accepted, how every offence is provoked, and that the pieces in
-//! which a head arrives make no difference.
+//! Request heads: valid input, every offence, and the same result however the input is split.
 
 #[path = "shared/requests.rs"]
 mod requests;
@@ -16,7 +15,7 @@ fn parse_with(input: &[u8], limits: &Limits) -> (Result<Status, Offence>, Reques
     (result, head)
 }
 
-/// Parses a head that must be complete and right.
+/// Parses a head that must be complete and valid.
 fn accept(input: &str) -> RequestHead {
     accept_with(input, &Limits::default())
 }
@@ -39,7 +38,7 @@ fn refuse_with(input: impl AsRef<[u8]>, limits: &Limits) -> Offence {
     }
 }
 
-/// The fields of a right request with Host.
+/// A valid request with `Host` and these fields.
 fn with_fields(fields: &str) -> String {
     format!("POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n")
 }
@@ -385,7 +384,7 @@ fn messages_are_those_of_nginx() {
     }
 }
 
-/// Feeds `input` in the pieces that `cuts` makes of it.
+/// Parses `input` in pieces that end at `cuts`.
 fn parse_in_pieces(input: &[u8], cuts: &[usize], limits: &Limits) -> (Result<Status, Offence>, RequestHead) {
     let (mut parser, mut head) = (HeadParser::new(), RequestHead::default());
     for &cut in cuts {
@@ -406,7 +405,7 @@ fn same_in_pieces(input: &[u8], cuts: &[usize], limits: &Limits) {
     }
 }
 
-/// Heads that are right, wrong, and nearly right.
+/// Heads that are valid, invalid, and nearly valid.
 fn heads() -> impl Strategy<Value = Vec<u8>> {
     let token = prop::sample::select(vec![
         "GET ",
@@ -483,7 +482,7 @@ fn a_right_head_survives_every_split() {
 
 #[test]
 fn a_slow_client_costs_linear_time() {
-    // A quadratic parser would look at half of 2^38 bytes here and not return.
+    // A quadratic parser would read half of 2^38 bytes here and not finish.
     let limits = Limits { line_max: 1 << 19, head_max: 1 << 20, ..Limits::default() };
     let mut input = b"GET / HTTP/1.0\r\nCookie: ".to_vec();
     input.resize(1 << 18, b'x');

@@ -1,5 +1,4 @@
-//! Response heads by behaviour: what is accepted, how every fault is provoked, how the body is delimited, and that the
-//! pieces in which a head arrives make no difference.
+//! Response heads: valid input, every fault, the framing of the body, and the same result however the input is split.
 
 use gale_protocol::ResponseFault;
 use gale_protocol::http1::{
@@ -17,7 +16,7 @@ fn parse_with(mut parser: ResponseHeadParser, input: &[u8]) -> (Result<Status, R
     (result, parts)
 }
 
-/// Parses a head that must be complete and right, whole and byte by byte.
+/// Parses a head that must be complete and valid, at once and byte by byte.
 fn accept_with(parser: ResponseHeadParser, input: &str) -> ResponseParts {
     let (result, parts) = parse_with(parser.clone(), input.as_bytes());
     assert_eq!(result, Ok(Status::Complete { consumed: input.len() }), "{input:?}");
@@ -369,7 +368,7 @@ fn faults_of_chunks_are_the_upstreams() {
     assert_eq!(fault(b"0\r\nX: 1234567890abcdef\r\n"), "upstream sent too big trailers");
 }
 
-/// Something like a head: pieces of right ones, wrong bytes between them.
+/// Random heads: valid pieces with invalid bytes between them.
 fn any_head() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         4 => prop::sample::select(vec![

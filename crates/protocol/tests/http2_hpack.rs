@@ -1,4 +1,4 @@
-//! HPACK by behaviour: the examples of RFC 7541, every fault, and what is encoded can be decoded.
+//! HPACK: the examples of RFC 7541, every fault, and round trips.
 
 use gale_protocol::http2::hpack::{Decoder, Encoder, HpackFault, Indexing, NameKind};
 use gale_protocol::response::ResponseField;
@@ -23,7 +23,7 @@ fn decode(decoder: &mut Decoder, block: &[u8]) -> Result<List, HpackFault> {
     Ok(list)
 }
 
-/// Blocks in hexadecimal, each with its fields and the table's size after it.
+/// Decodes blocks in hexadecimal and checks the fields and the size of the table after each.
 fn check_examples(mut decoder: Decoder, examples: &[(&str, &str, usize)]) {
     for (block, expected, table_size) in examples {
         let list = decode(&mut decoder, &hex(block)).unwrap();
@@ -87,7 +87,7 @@ const RESPONSES: [&str; 3] = [
      content-encoding: gzip\nset-cookie: foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1\n",
 ];
 
-/// A decoder whose table holds 256 bytes, as the examples want it.
+/// A decoder with a table of 256 bytes, as the examples require.
 fn small_decoder() -> Decoder {
     let mut decoder = Decoder::new(256);
     decoder.handle_size_acknowledged(256);

@@ -1,5 +1,4 @@
-//! memcached by behaviour: how keys are written, what replies are understood and refused, and that the pieces in which
-//! they arrive make no difference.
+//! memcached: writing of keys, valid and invalid replies, and the same result however the input is split.
 
 use gale_protocol::http1::Status;
 use gale_protocol::memcached::{MemcachedFault, MemcachedFaultKind, Reply, ReplyParser, ValueDecoder, write_get};
@@ -19,7 +18,7 @@ fn keys_are_escaped_as_nginx_does() {
     assert_eq!(request(b"\x7f\xe9"), b"get \x7f\xe9\r\n");
 }
 
-/// Whole and byte by byte.
+/// Parses the input at once and byte by byte.
 fn parse(input: &[u8], key: &[u8], line_max: usize) -> Result<(Status, Reply), MemcachedFault> {
     let mut reply = Reply::default();
     let result = ReplyParser::new(line_max).parse(input, key, &mut reply);
@@ -83,7 +82,7 @@ fn lines_are_bounded() {
     }
 }
 
-/// The value, and how many bytes were consumed if it ended.
+/// Returns the value, and the number of bytes consumed if it ended.
 fn decode(
     length: u64,
     pieces: &mut dyn Iterator<Item = &[u8]>,

@@ -1,4 +1,4 @@
-//! Request targets and paths by behaviour.
+//! Request targets and paths.
 
 use gale_protocol::Offence;
 use gale_protocol::uri::escape::{Class, Unescape, count_escapes, escape, escape_html, unescape};

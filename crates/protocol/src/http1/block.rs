@@ -1,12 +1,12 @@
-//! Sixteen bytes that are looked at together: which of them are of some kind, a bit for each.
+//! Classification of sixteen bytes at once: a bit mask of the bytes that belong to a class.
 //!
-//! In a register where the processor has them for sure (SSE2 is part of x86-64), and one after the other elsewhere:
-//! some seven instructions for the block instead of as many for a byte.
+//! Uses SSE2 on x86-64, where every processor has it, and a loop elsewhere. SSE2 takes some seven instructions per
+//! block; the loop takes as many per byte.
 
-/// How many they are.
+/// Size of a block.
 pub(super) const BYTES: usize = 16;
 
-/// The control characters, tab included.
+/// Returns the mask of control characters, tab included.
 pub(super) fn controls(block: &[u8; BYTES]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every processor of this architecture has SSE2.
@@ -15,7 +15,7 @@ pub(super) fn controls(block: &[u8; BYTES]) -> u32 {
     return one_by_one(block, is_control);
 }
 
-/// Letters, digits and "-", of which nearly all names of fields are made.
+/// Returns the mask of letters, digits and "-", which make up nearly all field names.
 pub(super) fn usual_in_names(block: &[u8; BYTES]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every processor of this architecture has SSE2.
@@ -58,7 +58,7 @@ mod sse2 {
     #[target_feature(enable = "sse2")]
     pub(super) fn usual_in_names(block: &[u8; BYTES]) -> u32 {
         let bytes = load(block);
-        // What is below the first of a range wraps around to more than the last.
+        // Range check: a byte below the first of the range wraps around to more than the length of the range.
         let small = _mm_or_si128(bytes, _mm_set1_epi8(0x20));
         let letter = at_most(_mm_sub_epi8(small, _mm_set1_epi8(b'a' as i8)), 25);
         let digit = at_most(_mm_sub_epi8(bytes, _mm_set1_epi8(b'0' as i8)), 9);
@@ -72,7 +72,7 @@ mod sse2 {
         _mm_set_epi64x((whole >> 64) as i64, whole as i64)
     }
 
-    /// All bits of the bytes that are at most this, as numbers without a sign.
+    /// Sets all bits of the bytes that are at most `most`, compared as unsigned numbers.
     #[target_feature(enable = "sse2")]
     fn at_most(bytes: __m128i, most: i8) -> __m128i {
         _mm_cmpeq_epi8(_mm_min_epu8(bytes, _mm_set1_epi8(most)), bytes)

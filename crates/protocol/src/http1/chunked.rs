@@ -1,8 +1,8 @@
-//! The chunked transfer coding (RFC 9112 §7.1): decoding what a client or an upstream server sends.
+//! Decoder for the chunked transfer coding (RFC 9112 §7.1) of requests and upstream responses.
 //!
-//! The decoder hands out ranges of its input and copies nothing but trailer fields. Line ends are
-//! CRLF without exception, since a lenient reading of them is how requests are smuggled. Invariant:
-//! what surrounds the data is bounded, whatever the number of chunks.
+//! The decoder returns ranges of its input and copies nothing but trailer fields. Line ends must be CRLF, since lenient
+//! parsing of them enables request smuggling. Invariant: the overhead around the data is bounded, whatever the number
+//! of chunks.
 
 use std::mem;
 use std::ops::Range;
@@ -10,18 +10,17 @@ use std::ops::Range;
 use super::field_line::is_token_byte;
 use crate::{Offence, Range32};
 
-/// Bounds on what surrounds the data of one body.
+/// Limits on the overhead of one body.
 #[derive(Clone, Copy, Debug)]
 pub struct ChunkLimits {
-    /// Most bytes of chunk extensions, spaces included, in all chunks together.
+    /// Maximum size of all chunk extensions together in bytes, spaces included.
     pub extensions_max: u32,
-    /// Most bytes of the trailer section, line ends included.
+    /// Maximum size of the trailer section in bytes, line ends included.
     pub trailers_max: u32,
 }
 
 impl Default for ChunkLimits {
-    /// 16 KiB of extensions, which nobody is known to use, and as many trailers as a large header
-    /// buffer of nginx.
+    /// 16 KiB of extensions, which no known client uses, and trailers up to the size of a large header buffer of nginx.
     fn default() -> Self {
         Self { extensions_max: 16 * 1024, trailers_max: 8 * 1024 }
     }
@@ -30,24 +29,24 @@ impl Default for ChunkLimits {
 /// One step of decoding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Decoded {
-    /// Bytes of the input that are done with, those of `data` included.
+    /// Number of input bytes processed, including `data`.
     pub consumed: usize,
-    /// Body data: a range of the input, never empty.
+    /// Body data as a range of the input; never empty.
     pub data: Option<Range<usize>>,
-    /// The body is complete; what follows `consumed` is the next request.
+    /// `true` if the body is complete; the bytes after `consumed` belong to the next request.
     pub finished: bool,
 }
 
-/// The trailer fields of one body, in their order and as they were spelled.
+/// The trailer fields of one body, in their original order and spelling.
 ///
-/// They came behind the data, when the head had long been acted on: they are never merged into it, and those that
-/// frame, route or authenticate a message mean nothing here (RFC 9110 §6.5.1).
+/// They arrive after the head has been acted on, so they are never merged into it. Fields for framing, routing or
+/// authentication have no meaning here (RFC 9110 §6.5.1).
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Trailers {
-    /// The text that the fields are parts of: at most [`ChunkLimits::trailers_max`] bytes.
+    /// Text that contains the fields: at most [`ChunkLimits::trailers_max`] bytes.
     pub text: Vec<u8>,
-    /// Name and value of each field, the latter without the white space around it. A field is four bytes of the text or
-    /// more.
+    /// Name and value of each field, the value without surrounding white space. A field takes at least four bytes of
+    /// the text.
     pub fields: Vec<(Range32, Range32)>,
 }
 
@@ -55,24 +54,24 @@ pub struct Trailers {
 #[derive(Clone, Debug)]
 pub struct ChunkedDecoder {
     state: State,
-    /// Digits of the current size.
+    /// Number of digits read of the current size.
     digits: u8,
-    /// Of the current chunk's data, in bytes.
+    /// Remaining data bytes of the current chunk.
     remaining: u64,
     extensions_left: u32,
     trailers_left: u32,
-    /// The lines of the trailer section, without the empty one.
+    /// The lines of the trailer section, without the final empty line.
     trailers: Vec<u8>,
-    /// No space stands behind a size, and no extension is empty.
+    /// Refuse spaces after a size, and empty extensions.
     is_strict: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Size,
-    /// Spaces behind the size; an extension or the line end follows.
+    /// Spaces after the size; an extension or the line end follows.
     SpaceAfterSize,
-    /// Behind a semicolon, in a request: the name of an extension is still to come.
+    /// After a semicolon in a request: the name of an extension must follow.
     ExtensionStart,
     Extension,
     SizeLf,
@@ -87,7 +86,7 @@ enum State {
     Finished,
 }
 
-/// A size of more digits is refused even if they are zeros.
+/// A size with more digits is refused even if the additional ones are zeros.
 const SIZE_DIGITS_MAX: u8 = 16;
 
 impl Default for ChunkedDecoder {
@@ -97,7 +96,7 @@ impl Default for ChunkedDecoder {
 }
 
 impl ChunkedDecoder {
-    /// A decoder at the beginning of a body.
+    /// Creates a decoder at the beginning of a body.
     pub fn new(limits: ChunkLimits) -> Self {
         Self {
             state: State::Size,
@@ -110,27 +109,26 @@ impl ChunkedDecoder {
         }
     }
 
-    /// A decoder of a request's body. Servers behind and in front of this one read spaces behind a size (`5 ;a`), and
-    /// extensions without a name (`5;`), in different ways, and no client sends them.
+    /// Creates a decoder for a request body. It refuses spaces after a size (`5 ;a`) and extensions without a name
+    /// (`5;`): other servers and proxies disagree about them, and no client sends them.
     pub fn of_request() -> Self {
         Self { is_strict: true, ..Self::default() }
     }
 
-    /// True when the whole body, trailers included, has been seen.
+    /// Returns `true` if the whole body, trailers included, has been decoded.
     pub fn is_finished(&self) -> bool {
         self.state == State::Finished
     }
 
-    /// Bytes of data of the current chunk that have not been handed out.
+    /// Number of data bytes of the current chunk that have not been returned yet.
     pub fn chunk_remaining(&self) -> u64 {
         if self.state == State::Data { self.remaining } else { 0 }
     }
 
-    /// Decodes up to the next piece of data, the end of the body, or the end of the input,
-    /// whichever comes first.
+    /// Decodes up to the next piece of data, the end of the body, or the end of the input, whichever comes first.
     ///
-    /// Call again with what follows `consumed` until that is nothing. Trailer fields are checked
-    /// and kept. After an offence the decoder is of no further use.
+    /// Call again with the input after `consumed` until none is left. Trailer fields are checked and kept. After an
+    /// offence the decoder must not be used any more.
     pub fn decode(&mut self, input: &[u8]) -> Result<Decoded, Offence> {
         let mut at = 0;
         while let Some(&byte) = input.get(at) {
@@ -151,13 +149,13 @@ impl ChunkedDecoder {
         Ok(Decoded { consumed: at, data: None, finished: self.is_finished() })
     }
 
-    /// The trailer fields, when the body is finished; none if they have been taken before.
+    /// Returns the trailer fields of a finished body, or none if they have been taken before.
     pub fn take_trailers(&mut self) -> Trailers {
         debug_assert!(self.is_finished(), "more fields may follow");
         let text = mem::take(&mut self.trailers);
         let mut fields = Vec::new();
         let mut start = 0;
-        // Each line has a name, a colon and its CRLF: they were checked when they came.
+        // Each line has a name, a colon and CRLF: this was checked when it arrived.
         for line in text.split_inclusive(|&byte| byte == b'\n') {
             let colon = line.iter().position(|&byte| byte == b':').unwrap_or(line.len());
             let value = line.get(colon + 1..).unwrap_or_default();
@@ -170,7 +168,7 @@ impl ChunkedDecoder {
         Trailers { text, fields }
     }
 
-    /// One byte of what surrounds the data.
+    /// Processes one byte outside of the data.
     fn handle_byte(&mut self, byte: u8) -> Result<(), Offence> {
         match (self.state, byte) {
             (State::Size, b'\r') if self.digits > 0 => self.state = State::SizeLf,
@@ -215,8 +213,7 @@ impl ChunkedDecoder {
 
     fn take_digit(&mut self, byte: u8) -> Result<(), Offence> {
         let digit = crate::uri::HEX_VALUE[byte as usize];
-        // Half of the range is enough for any file offset, and keeps sums of sizes from
-        // overflowing.
+        // Half of the range is enough for any file offset and prevents overflow in sums of sizes.
         if digit > 15 || self.digits == SIZE_DIGITS_MAX || self.remaining > (i64::MAX as u64) >> 4 {
             return Err(Offence::InvalidChunk);
         }
@@ -239,7 +236,7 @@ impl ChunkedDecoder {
     }
 }
 
-/// No control character but a tab: RFC 9110 §5.5.
+/// Returns `true` for bytes other than control characters, and for tab (RFC 9110 §5.5).
 fn is_text(byte: u8) -> bool {
     byte == b'\t' || (byte >= 0x20 && byte != 0x7f)
 }

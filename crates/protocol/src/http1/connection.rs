@@ -1,8 +1,8 @@
-//! The Connection field: options that concern this connection only (RFC 9110 §7.6.1).
+//! The `Connection` field: options for the current connection (RFC 9110 §7.6.1).
 
 use crate::request::{KnownHeader, RequestHead, Version};
 
-/// What the Connection field of a message asks for, gathered from all its lines.
+/// Options from all `Connection` lines of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ConnectionOptions {
     /// `close`.
@@ -16,10 +16,9 @@ pub struct ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// Adds the options of one field line: comma-separated tokens in any case; unknown ones are
-    /// passed over.
+    /// Adds the options of one field line: comma-separated, case-insensitive tokens. Unknown ones are ignored.
     pub fn add(&mut self, value: &[u8]) {
-        // Nearly always the whole value is one of these.
+        // Fast path: nearly always the whole value is one of these.
         match value {
             b"keep-alive" => self.keep_alive = true,
             b"close" => self.close = true,
@@ -40,7 +39,7 @@ impl ConnectionOptions {
     }
 }
 
-/// The options of the Connection field, all its lines together.
+/// Returns the options from all `Connection` lines of a request.
 pub fn connection_options(head: &RequestHead, input: &[u8]) -> ConnectionOptions {
     let mut options = ConnectionOptions::default();
     for value in head.values(input, KnownHeader::Connection) {
@@ -49,20 +48,20 @@ pub fn connection_options(head: &RequestHead, input: &[u8]) -> ConnectionOptions
     options
 }
 
-/// Whether the client wants the connection kept after this request: RFC 9112 §9.3. `close`
-/// wins; HTTP/1.0 must ask.
+/// Returns `true` if the client wants to keep the connection open after this request (RFC 9112 §9.3). `close` takes
+/// precedence; an HTTP/1.0 client must send `keep-alive`.
 pub fn wants_keep_alive(head: &RequestHead, input: &[u8]) -> bool {
     let options = connection_options(head, input);
     match head.version {
         Version::Http09 => false,
         Version::Http10 => options.keep_alive && !options.close,
-        // Later versions have no such field.
+        // HTTP/2 and HTTP/3 have no such field.
         Version::Http11 | Version::Http2 | Version::Http3 => !options.close,
     }
 }
 
-/// Whether a list of tokens has this one, in any case: the options of `Connection`, the protocols of `Upgrade`.
-/// (RFC 9110 §5.6.1)
+/// Returns `true` if a comma-separated list, such as `Connection` or `Upgrade`, contains this token, case-insensitive
+/// (RFC 9110 §5.6.1).
 pub fn lists_token(value: &[u8], token: &[u8]) -> bool {
     value.split(|&byte| byte == b',').any(|option| option.trim_ascii().eq_ignore_ascii_case(token))
 }

@@ -1,19 +1,18 @@
-//! One field line of a head, `name: value`: what the heads of requests and of responses have in common.
+//! A field line of a head, `name: value`: the code shared by request and response heads.
 //!
-//! Only finds where the parts are; what a head makes of them is its own affair.
+//! Only finds the positions of name and value; the head parsers interpret them.
 
 use super::block;
 use super::scan::skip_text;
 use crate::Range32;
 
-/// The parts of a field line.
 pub(super) struct FieldLine {
     pub(super) name: Range32,
     pub(super) value: Range32,
 }
 
-/// The field line at `start`, if it is whole and written as nearly all are, and where the next line begins: looked at
-/// once from front to back. Everything else is for the thorough way.
+/// Fast path: parses the field line at `start` in one pass, if it is complete and in the usual form. Returns it and the
+/// start of the next line. Other lines need the full parser.
 #[inline]
 pub(super) fn find_usual(input: &[u8], start: usize) -> Option<(FieldLine, usize)> {
     let name_end = skip_valid(input, start)?;
@@ -30,7 +29,7 @@ pub(super) fn find_usual(input: &[u8], start: usize) -> Option<(FieldLine, usize
     Some((field, value_end + 2))
 }
 
-/// The first byte at or behind `from` that is none of those that nearly all names are made of, if there is one.
+/// Returns the position of the first byte at or after `from` that is not a letter, digit or "-", if there is one.
 #[inline]
 fn skip_valid(input: &[u8], from: usize) -> Option<usize> {
     let rest = input.get(from..)?;
@@ -43,7 +42,7 @@ fn skip_valid(input: &[u8], from: usize) -> Option<usize> {
     Some(from + skipped + rest.iter().position(|&byte| NAME[byte as usize] != VALID)?)
 }
 
-/// Without spaces and tabs at both ends: RFC 9110 §5.5.
+/// Trims spaces and tabs at both ends (RFC 9110 §5.5).
 pub(super) fn trim(input: &[u8], start: usize, end: usize) -> Range32 {
     let is_space = |&&byte: &&u8| byte == b' ' || byte == b'\t';
     let start = start + input[start..end].iter().take_while(is_space).count();
@@ -51,19 +50,19 @@ pub(super) fn trim(input: &[u8], start: usize, end: usize) -> Range32 {
     Range32::new(start, end)
 }
 
-/// A name with odd bytes that another program might take for Content-Length or Transfer-Encoding:
-/// without them it reads the same.
+/// Returns `true` if the name, without its special characters, equals Content-Length or Transfer-Encoding: another
+/// program might take it for that field.
 pub(crate) fn pretends_framing(name: &[u8]) -> bool {
     let letters = || name.iter().filter(|byte| byte.is_ascii_alphanumeric()).map(u8::to_ascii_lowercase);
     letters().eq(b"contentlength".iter().copied()) || letters().eq(b"transferencoding".iter().copied())
 }
 
-/// True for the bytes of a token: RFC 9110 §5.6.2.
+/// Returns `true` for the bytes of a token (RFC 9110 §5.6.2).
 pub fn is_token_byte(byte: u8) -> bool {
     NAME[byte as usize] != NO_TOKEN
 }
 
-/// Letters, digits and "-": what nginx takes without being told to.
+/// Letters, digits and "-": the bytes that nginx accepts in names by default.
 pub(super) const VALID: u8 = 0;
 /// The other bytes of a token.
 const TOKEN: u8 = 1;

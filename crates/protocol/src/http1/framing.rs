@@ -1,10 +1,10 @@
-//! Where a request's body ends: RFC 9112 §6, strictly, because two programs that disagree here can
-//! be made to smuggle requests.
+//! Framing of a request body, strictly according to RFC 9112 §6: if two programs disagree here, requests can be
+//! smuggled.
 
 use crate::request::{Framing, Method, Version};
 use crate::{Offence, Range32};
 
-/// Decides on the framing; the fields are unique by now, which the head's parser has seen to.
+/// Decides on the framing. The head parser has checked that the fields are unique.
 pub(super) fn decide(
     input: &[u8],
     method: Method,
@@ -33,7 +33,7 @@ pub(super) fn decide(
     Ok(framing)
 }
 
-/// One or more digits and nothing else, at most 2⁶³−1 (what a file offset holds).
+/// Parses a length: one or more digits and nothing else, at most 2⁶³−1 (the maximum file offset).
 pub(crate) fn parse_length(value: &[u8]) -> Option<u64> {
     if value.is_empty() {
         return None;
@@ -54,9 +54,8 @@ enum CodingFault {
     NotImplemented,
 }
 
-/// Accepts `chunked` alone. Everything else is refused, and the rest decides only on the answer:
-/// malformed lists, `chunked` twice or before another coding are the client's fault (400), other
-/// codings are our lack (501).
+/// Accepts only `chunked`. Of all other values, malformed lists and `chunked` before another coding or twice are the
+/// client's fault (400); other codings are not implemented (501).
 fn check_codings(value: &[u8]) -> Result<(), CodingFault> {
     if value.eq_ignore_ascii_case(b"chunked") {
         return Ok(());
@@ -80,6 +79,5 @@ fn check_codings(value: &[u8]) -> Result<(), CodingFault> {
     Err(fault)
 }
 
-/// Transfer codings besides `chunked`: RFC 9112 §7.2 and the IANA registry. (`identity` was
-/// withdrawn.)
+/// Transfer codings other than `chunked`: RFC 9112 §7.2 and the IANA registry. (`identity` was withdrawn.)
 const REGISTERED: &[&str] = &["compress", "deflate", "gzip", "x-compress", "x-gzip"];

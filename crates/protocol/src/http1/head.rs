@@ -1,9 +1,9 @@
-//! The head of a request: request line and header fields, parsed as they arrive.
+//! Incremental parser for request heads: request line and header fields.
 //!
-//! Works line by line on the caller's buffer and keeps offsets, never text. Lines are searched for
-//! their end once, however small the pieces are in which they come, and parsed when complete; a
-//! beginning that can never become HTTP (a TLS handshake, garbage) is refused at its first wrong
-//! byte. Invariant: the outcome does not depend on how the input was split.
+//! Works line by line on the caller's buffer and stores offsets, not text. Every byte is searched for the line end only
+//! once, even if the input arrives in small pieces, and a line is parsed when complete. Input that cannot become HTTP
+//! (a TLS handshake, garbage) is refused at its first wrong byte. Invariant: the result does not depend on how the
+//! input is split.
 
 use super::field_line::{self, FieldLine, NAME, VALID, is_token_byte, pretends_framing, trim};
 use super::framing;
@@ -12,18 +12,17 @@ use crate::host::{self, LastHost};
 use crate::request::{HeaderField, KnownHeader, Method, RequestHead, Version};
 use crate::{Offence, Range32, uri};
 
-/// Bounds and leniencies, from the configuration.
+/// Limits and lenient parsing options from the configuration.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Longest line with its line end, in bytes: the size in nginx's `large_client_header_buffers`.
+    /// Maximum length of a line with its line end in bytes: the buffer size of nginx's `large_client_header_buffers`.
     pub line_max: usize,
-    /// Longest head with all line ends, in bytes.
+    /// Maximum length of a head with all line ends in bytes.
     pub head_max: usize,
-    /// Most header lines: nginx's `max_headers`. Counts above 65535 mean 65535.
+    /// Maximum number of header lines: nginx's `max_headers`. Values above 65535 mean 65535.
     pub headers_max: usize,
-    /// nginx's `ignore_invalid_headers`: fields with names of other bytes than letters, digits and
-    /// "-" are passed over; if false, they are kept where the name is at least a token, and refused
-    /// otherwise.
+    /// nginx's `ignore_invalid_headers`. If `true`, fields are ignored whose names contain bytes other than letters,
+    /// digits and "-"; if `false`, such a field is kept if its name is a token, and refused otherwise.
     pub ignore_invalid_headers: bool,
     /// nginx's `underscores_in_headers`: "_" is valid in names.
     pub underscores_in_headers: bool,
@@ -42,73 +41,69 @@ impl Default for Limits {
     }
 }
 
-/// Answer of [`HeadParser::parse`].
+/// Result of [`HeadParser::parse`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// The head is not complete: call again with the same bytes and more behind them.
+    /// The head is not complete: call again with the same bytes followed by more.
     NeedMore,
-    /// The head is complete and took that many bytes of the input.
+    /// The head is complete.
     Complete {
-        /// Bytes of the head, leading empty lines included.
+        /// Length of the head in bytes, including empty lines before it.
         consumed: usize,
     },
 }
 
-/// Incremental parser of request heads: feed it the same, growing buffer until the head is
-/// complete.
+/// Incremental parser for request heads: call it with the same, growing buffer until the head is complete.
 ///
-/// Holds its place, and the host that was validated last. After `Complete` and after an offence it is
-/// ready for a new head at the beginning of its next input.
+/// It keeps its position and the last validated host. After `Complete` or an offence it expects a new head at the
+/// beginning of the next input.
 #[derive(Clone, Debug, Default)]
 pub struct HeadParser {
     phase: Phase,
-    /// Where the current line begins.
     line_start: u32,
-    /// Everything before is known to hold no line end and no control character.
+    /// Position up to which the input contains no line end and no control character.
     scanned: u32,
-    /// Kept from head to head.
+    /// Kept across heads.
     last_host: LastHost,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Phase {
-    /// Before the request line; empty lines may come.
+    /// Before the request line; empty lines are allowed.
     #[default]
     Start,
-    /// In the method, all of whose bytes so far are right.
+    /// In the method; all bytes so far are valid.
     Method,
-    /// In the request line behind the method, which ends at `method_end`.
+    /// In the request line, after the method, which ends at `method_end`.
     RequestLine { method_end: u32 },
     /// In the header fields.
     Fields,
 }
 
-/// Most bytes of empty lines before a request line. RFC 9112 §2.2 asks for one line; this is
-/// generous to clients that send an extra CRLF after every body, and an end to those that send
-/// nothing else.
+/// Maximum size of empty lines before a request line in bytes. RFC 9112 §2.2 requires one line to be ignored. This
+/// limit tolerates clients that send an extra CRLF after every body, and stops clients that send nothing else.
 const LEADING_EMPTY_MAX: usize = 64;
 
 impl HeadParser {
-    /// A parser at the beginning of a head.
+    /// Creates a parser at the beginning of a head.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Back to the beginning of a head.
+    /// Returns to the beginning of a head.
     pub fn reset(&mut self) {
         self.phase = Phase::Start;
         self.begin_line(0);
     }
 
-    /// True if nothing but empty lines has been seen of the current head: its end here is no error
-    /// of the client.
+    /// Returns `true` if the current head consists only of empty lines so far: if the input ends here, the client is
+    /// not at fault.
     pub fn is_idle(&self) -> bool {
         self.phase == Phase::Start
     }
 
-    /// Parses as much of `input` as has arrived. `input` begins where the head begins and grows
-    /// from call to call; it may move in memory. `limits` and `head` stay the same ones throughout
-    /// a head.
+    /// Parses the input so far. `input` begins at the start of the head and grows from call to call; it may move in
+    /// memory. The caller passes the same `limits` and `head` for the whole head.
     pub fn parse(&mut self, input: &[u8], limits: &Limits, head: &mut RequestHead) -> Result<Status, Offence> {
         let result = self.advance(input, limits, head);
         if !matches!(result, Ok(Status::NeedMore)) {
@@ -120,7 +115,7 @@ impl HeadParser {
     fn advance(&mut self, input: &[u8], limits: &Limits, head: &mut RequestHead) -> Result<Status, Offence> {
         let input = &input[..input.len().min(u32::MAX as usize)];
         if input.len() < self.scanned as usize {
-            return Ok(Status::NeedMore); // the caller lost bytes that it had shown: wait for them
+            return Ok(Status::NeedMore); // the input became shorter: wait for the known bytes
         }
         if self.phase == Phase::Start {
             head.clear();
@@ -147,7 +142,7 @@ impl HeadParser {
             self.begin_line(next);
         }
         loop {
-            // Tried once for each line: of one that comes in pieces only what is new is looked at.
+            // The fast path is tried once per line: if the line arrives in pieces, only new bytes are searched.
             if self.scanned == self.line_start
                 && let Some((field, next)) = self.find_usual_field(input, limits)
             {
@@ -173,7 +168,7 @@ impl HeadParser {
         self.scanned = at as u32;
     }
 
-    /// Moves to the first byte of the request line; false if it has not arrived.
+    /// Moves to the first byte of the request line. Returns `false` if it has not arrived.
     fn skip_empty_lines(&mut self, input: &[u8]) -> Result<bool, Offence> {
         let mut at = self.line_start as usize;
         loop {
@@ -195,8 +190,8 @@ impl HeadParser {
         Ok(true)
     }
 
-    /// The end of the method, once its space has arrived. nginx's rule: capitals, "-" and "_" only,
-    /// which is narrower than a token (RFC 9110 §9.1) and tells other protocols at once.
+    /// Returns the end of the method, if the space after it has arrived. As in nginx only capitals, "-" and "_" are
+    /// allowed: fewer characters than in a token (RFC 9110 §9.1), so that other protocols are detected at once.
     fn find_method_end(&mut self, input: &[u8], limits: &Limits) -> Result<Option<usize>, Offence> {
         if let Phase::RequestLine { method_end } = self.phase {
             return Ok(Some(method_end as usize));
@@ -219,7 +214,7 @@ impl HeadParser {
         if input.len() >= limit { Err(Offence::UriTooLong) } else { Ok(None) }
     }
 
-    /// The end of the current line and the beginning of the next, if within the limits.
+    /// Returns the end of the current line and the start of the next, if within the limits.
     fn find_line(
         &mut self,
         input: &[u8],
@@ -246,13 +241,13 @@ impl HeadParser {
         }
     }
 
-    /// The field line that begins here, if it is whole and written as nearly all are.
+    /// Returns the field line that begins here, if it is complete and in the usual form.
     fn find_usual_field(&self, input: &[u8], limits: &Limits) -> Option<(FieldLine, usize)> {
         let (limit, _) = self.deadline(limits);
         field_line::find_usual(&input[..input.len().min(limit)], self.line_start as usize)
     }
 
-    /// Where the current line must have ended, and whether that is because of its own length.
+    /// Returns the maximum end of the current line, and `true` if the line's own limit determines it.
     fn deadline(&self, limits: &Limits) -> (usize, bool) {
         let start = self.line_start as usize;
         let line = start.saturating_add(limits.line_max);
@@ -261,8 +256,8 @@ impl HeadParser {
     }
 }
 
-/// The request line at the beginning of the input, if it is whole and written as nearly all are, and where the next
-/// line begins: `GET /path?query HTTP/1.1`. Looked at once from front to back; everything else is for the thorough way.
+/// Fast path: parses a request line of the form `GET /path?query HTTP/1.1` in one pass, if it is complete. Returns the
+/// start of the next line. Other request lines need the full parser.
 fn parse_usual_request_line(input: &[u8], head: &mut RequestHead) -> Option<usize> {
     let (method, method_end) = match input {
         [b'G', b'E', b'T', b' ', ..] => (Method::Get, 3),
@@ -286,8 +281,8 @@ fn parse_usual_request_line(input: &[u8], head: &mut RequestHead) -> Option<usiz
     Some(version_end + 2)
 }
 
-/// The request line `input[start..end]`, whose method has been checked: RFC 9112 §3, with runs of
-/// spaces allowed as in nginx.
+/// Parses the request line `input[start..end]`, whose method is valid (RFC 9112 §3). As in nginx, several spaces are
+/// accepted in place of one.
 fn parse_request_line(
     input: &[u8],
     start: usize,
@@ -329,8 +324,8 @@ fn skip_spaces(input: &[u8], from: usize, end: usize) -> usize {
     from + input[from..end].iter().take_while(|&&byte| byte == b' ').count()
 }
 
-/// `HTTP/1.` and one digit (RFC 9112 §2.3); a larger major number is another version of HTTP,
-/// anything else is no version.
+/// Parses `HTTP/1.` followed by one digit (RFC 9112 §2.3). A larger major number is an unsupported version of HTTP,
+/// anything else is invalid.
 fn parse_version(text: &[u8]) -> Result<Version, Offence> {
     match text {
         b"HTTP/1.1" => return Ok(Version::Http11),
@@ -345,8 +340,8 @@ fn parse_version(text: &[u8]) -> Result<Version, Offence> {
     }
 }
 
-/// The header line `input[start..end]`, which is not empty and free of control characters other
-/// than tabs: RFC 9112 §5.
+/// Parses the header line `input[start..end]` (RFC 9112 §5), which is not empty and contains no control characters
+/// other than tabs.
 fn parse_field(
     input: &[u8],
     start: usize,
@@ -371,7 +366,7 @@ fn parse_field(
     add_field(input, name, value, limits, last_host, head)
 }
 
-/// Notes a field, whose line holds no control characters but perhaps tabs.
+/// Adds a field, whose line contains no control characters other than tabs.
 fn add_field(
     input: &[u8],
     name: Range32,
@@ -392,7 +387,7 @@ fn add_field(
     Ok(())
 }
 
-/// Duplicates, Host, and the index of known fields.
+/// Checks duplicates and `Host`, and adds a known field to the index.
 pub(crate) fn note_known(
     input: &[u8],
     header: KnownHeader,
@@ -411,20 +406,20 @@ pub(crate) fn note_known(
     head.known.note(header, head.headers.len());
     if header == KnownHeader::Host {
         let authority = last_host.validate_in(input, field.value).map_err(|_| Offence::InvalidHost)?;
-        head.authority.get_or_insert(authority); // an absolute target wins: RFC 9112 §3.2.2
+        head.authority.get_or_insert(authority); // an absolute target takes precedence: RFC 9112 §3.2.2
     }
     Ok(())
 }
 
-/// A name that is not letters, digits and "-" up to the colon: its length, and whether the line is
+/// Checks a name that contains bytes other than letters, digits and "-". Returns its length, and `true` if the line is
 /// to be ignored.
 #[cold]
 fn judge_name(input: &[u8], start: usize, end: usize, limits: &Limits) -> Result<(usize, bool), Offence> {
     let line = &input[start..end];
     let colon = line.iter().position(|&byte| matches!(byte, b':' | b' ' | b'\t'));
     let length = match colon {
-        // No colon, or a space before it: RFC 9112 §5.1 demands 400 here. A line that begins with a
-        // space is obsolete folding (§5.2), refused likewise.
+        // No colon, or a space before it: RFC 9112 §5.1 requires 400. A line that begins with a space is obsolete line
+        // folding (§5.2), which is refused as well.
         Some(at) if at > 0 && line[at] == b':' => at,
         Some(at) => return Err(invalid_field(input, start, start + at)),
         None => {
@@ -450,7 +445,7 @@ fn invalid_field(input: &[u8], start: usize, at: usize) -> Offence {
     Offence::InvalidHeaderLine { before: Range32::new(start, at), byte: input.get(at).copied() }
 }
 
-/// What can only be judged when all fields are there.
+/// Checks that need the complete head.
 fn finish(input: &[u8], head: &mut RequestHead) -> Result<(), Offence> {
     if head.version == Version::Http11 && !head.has(KnownHeader::Host) {
         return Err(Offence::MissingHost);
@@ -461,5 +456,5 @@ fn finish(input: &[u8], head: &mut RequestHead) -> Result<(), Offence> {
     Ok(())
 }
 
-/// Most header fields in any head: their places are kept in 16 bits.
+/// Maximum number of header fields in any head: their indices have 16 bits.
 pub(crate) const HEADERS_MAX: usize = u16::MAX as usize;

@@ -1,7 +1,6 @@
-//! HTTP/1.x messages, parsed and written: heads of requests and responses, body framing, the chunked coding.
+//! HTTP/1.x messages, parsing and writing: heads of requests and responses, body framing, the chunked coding.
 //!
-//! Strict about everything that decides where a message ends (RFC 9112 §6 and §11.2), as lenient as
-//! nginx elsewhere.
+//! Strict in everything that determines the end of a message (RFC 9112 §6 and §11.2), otherwise as lenient as nginx.
 
 mod block;
 mod chunked;

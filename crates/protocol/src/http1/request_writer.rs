@@ -1,7 +1,7 @@
-//! The head of a request as a client sends it: request line and fields.
+//! Writer for the head of a request to an upstream server: request line and fields.
 //!
-//! Writes bytes, decides nothing. Values come from configurations, which make them of what clients sent: whatever would
-//! be read as more than one thing is refused, never mended. Invariant: what was refused has left no trace in `out`.
+//! Makes no decisions. Values come from the configuration, which may build them from a client's request: an ambiguous
+//! value is refused, never corrected. Invariant: after a refusal `out` is unchanged.
 
 use std::fmt;
 
@@ -9,16 +9,16 @@ use super::field_line::is_token_byte;
 use super::scan;
 use crate::request::Version;
 
-/// A part of a request that cannot be written, since it would be read as something else.
+/// A part of a request that cannot be written, since the receiver would read it as something else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unwritable {
-    /// The method is no token: RFC 9110 §9.1.
+    /// The method is not a token: RFC 9110 §9.1.
     Method,
-    /// The target is empty or holds a space or a control character: RFC 9112 §3.2.
+    /// The target is empty or contains a space or a control character: RFC 9112 §3.2.
     Target,
-    /// The name of a field is no token: RFC 9110 §5.1.
+    /// The field name is not a token: RFC 9110 §5.1.
     Name,
-    /// The value of a field holds CR, LF or NUL: RFC 9110 §5.5.
+    /// The field value contains CR, LF or NUL: RFC 9110 §5.5.
     Value,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for Unwritable {
 
 impl std::error::Error for Unwritable {}
 
-/// Appends `method target HTTP/1.x` with its line end: HTTP/1.0 for older versions than 1.1, else HTTP/1.1.
+/// Appends the line `METHOD TARGET HTTP/1.x`: HTTP/1.0 for versions before 1.1, otherwise HTTP/1.1.
 pub fn write_request_line(out: &mut Vec<u8>, method: &[u8], target: &[u8], version: Version) -> Result<(), Unwritable> {
     if !is_token(method) {
         return Err(Unwritable::Method);
@@ -51,7 +51,7 @@ pub fn write_request_line(out: &mut Vec<u8>, method: &[u8], target: &[u8], versi
     Ok(())
 }
 
-/// Appends `name: value` with its line end.
+/// Appends the line `NAME: VALUE`.
 #[inline]
 pub fn write_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) -> Result<(), Unwritable> {
     if !is_token(name) {
@@ -68,8 +68,8 @@ pub fn write_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) -> Result<(), U
     Ok(())
 }
 
-/// Appends a field whose value `write` appends, which must append only; no field at all if that is nothing, as nginx
-/// does with `proxy_set_header NAME ""`.
+/// Appends a field whose value is written by `write`, which may only append. If the value is empty, no field is
+/// written, as in nginx with `proxy_set_header NAME ""`.
 pub fn write_field_unless_empty(
     out: &mut Vec<u8>,
     name: &[u8],
@@ -93,7 +93,7 @@ pub fn write_field_unless_empty(
     Ok(())
 }
 
-/// Appends the empty line that ends a head.
+/// Appends the empty line at the end of a head.
 pub fn write_head_end(out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
@@ -102,7 +102,7 @@ pub(crate) fn is_token(text: &[u8]) -> bool {
     !text.is_empty() && text.iter().all(|&byte| is_token_byte(byte))
 }
 
-/// Whether a value would end its line for some reader.
+/// Returns `true` if some parsers would see a line end in the value.
 pub(crate) fn ends_line(value: &[u8]) -> bool {
     scan::has_control(value) && memchr::memchr3(b'\r', b'\n', 0, value).is_some()
 }

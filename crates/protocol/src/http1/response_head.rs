@@ -1,9 +1,9 @@
-//! The head of a response as a client of an upstream server receives it: status line and fields, parsed as they arrive.
+//! Incremental parser for response heads of upstream servers: status line and fields.
 //!
-//! The same fields without a status line are the head of a CGI response (RFC 3875 §6), which FastCGI, SCGI and uwsgi
-//! carry. Line ends may be a bare LF, as in nginx, since backends write it; whatever could be read in two ways is
-//! refused: control characters, folded lines, a space before the colon, two lengths, a length beside a transfer coding.
-//! Invariant: the outcome does not depend on how the input was split.
+//! Without a status line the same fields form the head of a CGI response (RFC 3875 §6), used by FastCGI, SCGI and
+//! uwsgi. As in nginx a bare LF ends a line, since backends send it. Everything ambiguous is refused: control
+//! characters, folded lines, a space before the colon, two lengths, a length together with a transfer coding.
+//! Invariant: the result does not depend on how the input is split.
 
 use super::connection::ConnectionOptions;
 use super::field_line::{self, FieldLine, is_token_byte, pretends_framing, trim};
@@ -15,17 +15,18 @@ use crate::request::{Method, Version};
 use crate::response::ResponseField;
 use crate::upstream_fault::{ReceivedLine, ResponseFault, write_duplicate, write_quoted};
 
-/// One field of a response, as offsets into the input.
+/// A field of a response, as offsets into the input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReceivedField {
     /// The name as written.
     pub name: Range32,
     /// The value without surrounding spaces and tabs.
     pub value: Range32,
-    /// Which field it is, if Gale knows it.
+    /// The known field with this name, if any.
     pub known: Option<ResponseField>,
-    /// It concerns the connection to the upstream only and is not forwarded: `Connection`, `Keep-Alive`,
-    /// `Proxy-Connection`, `TE`, `Transfer-Encoding`, `Upgrade` and whatever `Connection` names (RFC 9110 §7.6.1).
+    /// `true` if the field concerns only the upstream connection and is not forwarded: `Connection`, `Keep-Alive`,
+    /// `Proxy-Connection`, `TE`, `Transfer-Encoding`, `Upgrade`, and every field named in `Connection` (RFC 9110
+    /// §7.6.1).
     pub is_hop_by_hop: bool,
 }
 
@@ -35,34 +36,34 @@ impl ReceivedField {
     }
 }
 
-/// What `Keep-Alive` announces about the connection: RFC 2068 §19.7.1, which servers still send.
+/// Parameters of the `Keep-Alive` field: RFC 2068 §19.7.1, which servers still send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct KeepAlive {
-    /// The upstream closes the connection when it has been idle for that many seconds.
+    /// Seconds of idleness after which the upstream closes the connection.
     pub timeout_s: Option<u32>,
-    /// The upstream answers that many further requests.
+    /// Number of further requests that the upstream accepts.
     pub requests_max: Option<u32>,
 }
 
-/// A field line that was passed over.
+/// A field line that was ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IgnoredLine {
-    /// A field that has one value came again; the first one counts, as in nginx.
+    /// A second line of a field with a single value; the first one counts, as in nginx.
     Duplicate {
-        /// The line that was passed over.
+        /// The ignored line.
         line: ReceivedLine,
         /// The line that counts.
         previous: ReceivedLine,
     },
-    /// The name is no token (RFC 9110 §5.1), or there is no colon.
+    /// The name is not a token (RFC 9110 §5.1), or there is no colon.
     InvalidName {
-        /// The line.
+        /// The ignored line.
         line: Range32,
     },
 }
 
 impl IgnoredLine {
-    /// Appends a message for the log, the upstream's bytes unchanged; `input` is what was parsed.
+    /// Appends a message for the log, with the upstream's bytes unchanged; `input` is the parsed input.
     pub fn write_to(&self, input: &[u8], out: &mut Vec<u8>) {
         match *self {
             Self::Duplicate { line, previous } => write_duplicate(out, input, line, previous),
@@ -75,41 +76,41 @@ impl IgnoredLine {
     }
 }
 
-/// A parsed response head: offsets into the input that was parsed, and what frames the body.
+/// A parsed response head: offsets into the parsed input, and the fields that determine the framing of the body.
 ///
-/// Reusable: the parser clears it and keeps its capacity. After a fault it holds what had been understood so far.
+/// Reusable: the parser clears it and keeps its capacity. After a fault it contains the parts parsed so far.
 #[derive(Clone, Debug, Default)]
 pub struct ResponseParts {
-    /// HTTP/1.0, HTTP/1.1, which stands for all later ones of that kind too, or HTTP/2.
+    /// HTTP/1.0, HTTP/1.1 (also if the status line has a later version), or HTTP/2.
     pub version: Version,
-    /// The status: 100 to 999.
+    /// Status code: 100 to 999.
     pub status: u16,
-    /// The reason phrase, which may be empty.
+    /// Reason phrase, may be empty.
     pub reason: Range32,
-    /// The fields in their order, without the ignored ones.
+    /// The fields in their order, without ignored ones.
     pub fields: Vec<ReceivedField>,
-    /// The value of `Content-Length`.
+    /// Value of `Content-Length`.
     pub content_length: Option<u64>,
-    /// `Transfer-Encoding` is `chunked`.
+    /// `true` if `Transfer-Encoding` is `chunked`.
     pub is_chunked: bool,
-    /// What `Connection` says, all its lines together.
+    /// Options from all `Connection` lines.
     pub connection: ConnectionOptions,
-    /// What `Keep-Alive` says.
+    /// Parameters of `Keep-Alive`.
     pub keep_alive: KeepAlive,
-    /// Whether this is a CGI response.
+    /// `true` for a CGI response.
     pub is_cgi: bool,
-    /// How many field lines were passed over.
+    /// Number of ignored field lines.
     pub ignored_count: u32,
-    /// The first of them, for the log.
+    /// The first ignored line, for the log.
     pub ignored_first: Option<IgnoredLine>,
-    /// The names that `Connection` lists besides the options that it has itself.
+    /// Names listed in `Connection` other than the options defined for it.
     pub connection_names: Vec<Range32>,
-    /// The bit of each known field that is there.
+    /// Bit set of the known fields present.
     present: u64,
 }
 
 impl ResponseParts {
-    /// Forgets everything but the capacity.
+    /// Clears everything and keeps the capacity.
     pub fn clear(&mut self) {
         let mut fields = std::mem::take(&mut self.fields);
         let mut connection_names = std::mem::take(&mut self.connection_names);
@@ -118,17 +119,18 @@ impl ResponseParts {
         *self = Self { fields, connection_names, ..Self::default() };
     }
 
-    /// Whether this is an interim response (RFC 9110 §15.2): the head of another one follows. 101 is a final response.
+    /// Returns `true` for an interim response (RFC 9110 §15.2), after which another head follows. 101 is a final
+    /// response.
     pub fn is_interim(&self) -> bool {
         matches!(self.status, 100 | 102..=199) && !self.is_cgi
     }
 
-    /// True if a field of that kind is there.
+    /// Returns `true` if a field of that kind is present.
     pub fn has(&self, field: ResponseField) -> bool {
         self.present >> field as u8 & 1 == 1
     }
 
-    /// The first field of that kind.
+    /// Returns the first field of that kind.
     pub fn field(&self, field: ResponseField) -> Option<&ReceivedField> {
         if !self.has(field) {
             return None;
@@ -136,12 +138,12 @@ impl ResponseParts {
         self.fields.iter().find(|received| received.known == Some(field))
     }
 
-    /// The value of the first field of that kind.
+    /// Returns the value of the first field of that kind.
     pub fn value<'i>(&self, input: &'i [u8], field: ResponseField) -> Option<&'i [u8]> {
         Some(self.field(field)?.value.of(input))
     }
 
-    /// The values of all fields of that kind, in their order.
+    /// Iterates over the values of all fields of that kind, in their order.
     pub fn values<'s, 'i>(
         &'s self,
         input: &'i [u8],
@@ -151,17 +153,17 @@ impl ResponseParts {
         fields.iter().filter(move |received| received.known == Some(field)).map(move |field| field.value.of(input))
     }
 
-    /// Whether the connection may be used again once the body, which is delimited by `framing`, was read to its end:
-    /// RFC 9112 §9.3. False for CGI responses, whose protocols have their own rules.
+    /// Returns `true` if the connection can be reused after the body, which is delimited by `framing`, has been read
+    /// completely (RFC 9112 §9.3). `false` for CGI responses, whose protocols have their own rules.
     pub fn keeps_alive(&self, framing: ResponseFraming) -> bool {
         let is_delimited = match framing {
-            // A body that must not be there may come all the same.
+            // A server may send a body although the status forbids it.
             ResponseFraming::None => self.status != 204 || !self.is_chunked && self.content_length.unwrap_or(0) == 0,
             ResponseFraming::Length(_) | ResponseFraming::Chunked => true,
             ResponseFraming::UntilClose | ResponseFraming::Tunnel => false,
         };
         let is_wanted = match self.version {
-            // Transfer codings came with HTTP/1.1: RFC 9112 §6.1.
+            // HTTP/1.0 has no transfer codings: RFC 9112 §6.1.
             Version::Http09 | Version::Http10 => self.connection.keep_alive && !self.is_chunked,
             Version::Http11 | Version::Http2 | Version::Http3 => true,
         };
@@ -174,46 +176,45 @@ impl ResponseParts {
     }
 }
 
-/// How the body of a response is delimited.
+/// Framing of a response body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ResponseFraming {
-    /// There is no body.
+    /// No body.
     None,
-    /// That many bytes follow.
+    /// A body of this many bytes.
     Length(u64),
-    /// The chunked coding tells the end.
+    /// A body in chunked coding.
     Chunked,
-    /// The end of the connection is the end of the body, so that a body cut short cannot be told from a whole one.
+    /// A body that ends with the connection, so that a truncated body cannot be distinguished from a complete one.
     UntilClose,
-    /// The connection speaks another protocol from here on: a 101, or success of CONNECT.
+    /// A tunnel: the connection continues with another protocol, after 101 or a successful CONNECT.
     Tunnel,
 }
 
 impl ResponseFraming {
-    /// How the body of that answer to a request with `method` is delimited: RFC 9112 §6.3, for a final response.
+    /// Returns the framing of a final response to a request with `method` (RFC 9112 §6.3).
     pub fn decide(method: Method, parts: &ResponseParts) -> Self {
         match (method, parts.status) {
             (_, 101) | (Method::Connect, 200..=299) => Self::Tunnel,
             (Method::Head, _) | (_, 100..=199 | 204 | 304) => Self::None,
-            // What carries a CGI response has a framing of its own.
+            // The protocols that carry CGI responses have their own framing.
             _ if parts.is_chunked && !parts.is_cgi => Self::Chunked,
             _ => parts.content_length.map_or(Self::UntilClose, Self::Length),
         }
     }
 }
 
-/// Incremental parser of response heads: feed it the same, growing buffer until the head is complete.
+/// Incremental parser for response heads: call it with the same, growing buffer until the head is complete.
 ///
-/// After `Complete` and after a fault it is ready for a new head at the beginning of its next input: for the final
-/// response after an interim one.
+/// After `Complete` or a fault it expects a new head at the beginning of the next input: for example the final response
+/// after an interim one.
 #[derive(Clone, Debug)]
 pub struct ResponseHeadParser {
     form: Form,
     head_max: usize,
     phase: Phase,
-    /// Where the current line begins.
     line_start: u32,
-    /// Everything before is known to hold no line end and no control character.
+    /// Position up to which the input contains no line end and no control character.
     scanned: u32,
 }
 
@@ -221,7 +222,7 @@ pub struct ResponseHeadParser {
 enum Form {
     Http,
     Cgi,
-    /// A status line, or the fields at once.
+    /// Begins with a status line or directly with the fields.
     CgiOrHttp,
 }
 
@@ -232,22 +233,23 @@ enum Phase {
     Fields,
 }
 
-/// Most names that a `Connection` field may list: each is compared with each field.
+/// Maximum number of names in `Connection`: each is compared with each field.
 const CONNECTION_NAMES_MAX: usize = 64;
 
 impl ResponseHeadParser {
-    /// A parser of HTTP/1 responses whose heads have at most `head_max` bytes: the size of nginx's `proxy_buffer_size`.
+    /// Creates a parser for HTTP/1 responses. `head_max` is the maximum size of a head in bytes: nginx's
+    /// `proxy_buffer_size`.
     pub fn new(head_max: usize) -> Self {
         Self::of_form(Form::Http, head_max)
     }
 
-    /// A parser of CGI responses, as FastCGI carries them: the status comes with the field `Status` (RFC 3875 §6.3.3)
-    /// and otherwise is 302 if there is a `Location`, else 200.
+    /// Creates a parser for CGI responses as carried by FastCGI. The status is that of the field `Status` (RFC 3875
+    /// §6.3.3); without it 302 if there is a `Location`, otherwise 200.
     pub fn cgi(head_max: usize) -> Self {
         Self::of_form(Form::Cgi, head_max)
     }
 
-    /// A parser for SCGI and uwsgi, whose applications begin with a status line or with the fields at once.
+    /// Creates a parser for SCGI and uwsgi, whose responses begin with a status line or directly with the fields.
     pub fn cgi_or_http(head_max: usize) -> Self {
         Self::of_form(Form::CgiOrHttp, head_max)
     }
@@ -256,14 +258,14 @@ impl ResponseHeadParser {
         Self { form, head_max: head_max.min(u32::MAX as usize), phase: Phase::Start, line_start: 0, scanned: 0 }
     }
 
-    /// Back to the beginning of a head.
+    /// Returns to the beginning of a head.
     pub fn reset(&mut self) {
         self.phase = Phase::Start;
         self.begin_line(0);
     }
 
-    /// Parses as much of `input` as has arrived. `input` begins where the head begins and grows from call to call; it
-    /// may move in memory. `parts` stays the same one throughout a head.
+    /// Parses the input so far. `input` begins at the start of the head and grows from call to call; it may move in
+    /// memory. The caller passes the same `parts` for the whole head.
     pub fn parse(&mut self, input: &[u8], parts: &mut ResponseParts) -> Result<Status, ResponseFault> {
         let result = self.advance(input, parts);
         if !matches!(result, Ok(Status::NeedMore)) {
@@ -275,7 +277,7 @@ impl ResponseHeadParser {
     fn advance(&mut self, input: &[u8], parts: &mut ResponseParts) -> Result<Status, ResponseFault> {
         let input = &input[..input.len().min(self.head_max)];
         if input.len() < self.scanned as usize {
-            return Ok(Status::NeedMore); // the caller lost bytes that it had shown: wait for them
+            return Ok(Status::NeedMore); // the input became shorter: wait for the known bytes
         }
         if self.phase == Phase::Start {
             parts.clear();
@@ -288,7 +290,7 @@ impl ResponseHeadParser {
             return incomplete;
         }
         loop {
-            // Tried once for each line: of one that comes in pieces only what is new is looked at.
+            // The fast path is tried once per line: if the line arrives in pieces, only new bytes are searched.
             if self.scanned == self.line_start
                 && let Some((line, next)) = field_line::find_usual(input, self.line_start as usize)
             {
@@ -320,11 +322,12 @@ impl ResponseHeadParser {
         self.scanned = at as u32;
     }
 
-    /// Parses the status line; false if it has not arrived. Where it may be missing and is, the fields begin.
+    /// Parses the status line. Returns `false` if it has not arrived. If it is optional and missing, the fields begin
+    /// here.
     fn take_status_line(&mut self, input: &[u8], parts: &mut ResponseParts) -> Result<bool, ResponseFault> {
         let length = input.len().min(PREFIX.len());
         let line = if input[..length] != PREFIX[..length] {
-            LineEnd::Control { at: 0 } // no need to wait for the end of what is no status line
+            LineEnd::Control { at: 0 } // not a status line: no need to wait for its end
         } else {
             find_line_end(input, self.scanned as usize)
         };
@@ -351,8 +354,8 @@ impl ResponseHeadParser {
 
 const PREFIX: &[u8] = b"HTTP/";
 
-/// Parses the status line `input[..end]` (RFC 9112 §4), which begins with `HTTP/`; false if it is none. Lenient as
-/// nginx is: more spaces, no phrase, IIS's sub-status ("403.1").
+/// Parses the status line `input[..end]` (RFC 9112 §4), which begins with `HTTP/`. Returns `false` if it is invalid. As
+/// lenient as nginx: several spaces, no phrase, IIS's sub-status ("403.1").
 fn parse_status_line(input: &[u8], end: usize, parts: &mut ResponseParts) -> bool {
     let line = &input[..end];
     let Some((version, space)) = find_version(line) else {
@@ -374,7 +377,7 @@ fn parse_status_line(input: &[u8], end: usize, parts: &mut ResponseParts) -> boo
     true
 }
 
-/// The version in a status line, and where it ends.
+/// Returns the version in a status line, and its end.
 fn find_version(line: &[u8]) -> Option<(Version, usize)> {
     const USUAL: &[u8] = b"HTTP/1.1 ";
     if line.starts_with(USUAL) {
@@ -384,7 +387,7 @@ fn find_version(line: &[u8]) -> Option<(Version, usize)> {
     Some((parse_version(&line[PREFIX.len()..space])?, space))
 }
 
-/// Major and minor number, of three digits at most; all from 1.1 on count as 1.1.
+/// Parses major and minor number with at most three digits each; all versions after 1.0 count as 1.1.
 fn parse_version(text: &[u8]) -> Option<Version> {
     if text == b"1.0" {
         return Some(Version::Http10);
@@ -399,14 +402,14 @@ fn parse_version(text: &[u8]) -> Option<Version> {
     Some(if is_first { Version::Http10 } else { Version::Http11 })
 }
 
-/// The three digits at the beginning.
+/// Parses the three digits at the beginning.
 fn parse_status(text: &[u8]) -> Option<u16> {
     let digits = text.first_chunk::<3>().filter(|digits| digits.iter().all(u8::is_ascii_digit))?;
     let status = digits.iter().fold(0, |number, digit| number * 10 + u16::from(digit - b'0'));
     (status >= 100).then_some(status)
 }
 
-/// The field line `input[start..end]`, which is not empty and free of control characters other than tabs.
+/// Parses the field line `input[start..end]`, which is not empty and contains no control characters other than tabs.
 fn parse_field(input: &[u8], start: usize, end: usize, parts: &mut ResponseParts) -> Result<(), ResponseFault> {
     let line = &input[start..end];
     let name_length = line.iter().position(|&byte| !is_token_byte(byte)).unwrap_or(line.len());
@@ -414,7 +417,7 @@ fn parse_field(input: &[u8], start: usize, end: usize, parts: &mut ResponseParts
         let value = trim(input, start + name_length + 1, end);
         return add_field(input, FieldLine { name: Range32::new(start, start + name_length), value }, parts);
     }
-    // IIS writes its status line twice.
+    // IIS may send its status line twice.
     if !line.starts_with(PREFIX) {
         let stop = line.iter().position(|&byte| matches!(byte, b':' | b' ' | b'\t')).unwrap_or(line.len());
         if stop == 0 || line.get(stop).is_some_and(|&byte| byte != b':') {
@@ -432,7 +435,7 @@ fn invalid_header(input: &[u8], start: usize, at: usize) -> ResponseFault {
     ResponseFault::InvalidHeader { before: Range32::new(start, at), byte: input.get(at).copied() }
 }
 
-/// Fields of which the first counts and later ones are passed over, as in nginx.
+/// Fields with a single value: the first one counts and later ones are ignored, as in nginx.
 const SINGLE: u64 = bits(&[
     ResponseField::ContentType,
     ResponseField::Date,
@@ -448,7 +451,7 @@ const SINGLE: u64 = bits(&[
     ResponseField::XAccelRedirect,
 ]);
 
-/// Fields that concern one connection: RFC 9110 §7.6.1.
+/// Hop-by-hop fields: RFC 9110 §7.6.1.
 const HOP_BY_HOP: u64 = bits(&[
     ResponseField::Connection,
     ResponseField::KeepAlive,
@@ -471,7 +474,7 @@ const fn bit(field: ResponseField) -> u64 {
     1 << field as u8
 }
 
-/// Takes a field of a response that came in another version's framing; the name is a token.
+/// Adds a field of a response received in the framing of another HTTP version; the name is a token.
 pub(crate) fn add_received(
     input: &[u8],
     name: Range32,
@@ -504,7 +507,7 @@ fn add_field(input: &[u8], line: FieldLine, parts: &mut ResponseParts) -> Result
     Ok(())
 }
 
-/// Acts on a known field; false if it is to be passed over.
+/// Processes a known field. Returns `false` if it is to be ignored.
 fn take_known(
     input: &[u8],
     known: ResponseField,
@@ -527,7 +530,7 @@ fn take_known(
     Ok(true)
 }
 
-/// Fields that say more than what is passed on.
+/// Fields that the parser evaluates itself.
 const ACTED_ON: u64 = bits(&[
     ResponseField::Connection,
     ResponseField::ContentLength,
@@ -535,7 +538,7 @@ const ACTED_ON: u64 = bits(&[
     ResponseField::TransferEncoding,
 ]);
 
-/// Acts on a field that is no duplicate.
+/// Evaluates a field that is not a duplicate.
 fn act_on(
     input: &[u8],
     known: ResponseField,
@@ -560,7 +563,7 @@ fn act_on(
             }
             parts.is_chunked = true;
         }
-        // Nearly always it is one of these, and nothing else.
+        // Fast path: nearly always the whole value is one of these.
         ResponseField::Connection if value == b"keep-alive" => parts.connection.keep_alive = true,
         ResponseField::Connection if value == b"close" => parts.connection.close = true,
         ResponseField::Connection => {
@@ -573,7 +576,7 @@ fn act_on(
     Ok(())
 }
 
-/// Keeps the names that are no options of the connection itself.
+/// Records the names that are not options defined for `Connection`.
 fn note_connection_names(input: &[u8], value: Range32, parts: &mut ResponseParts) -> Result<(), ResponseFault> {
     const OPTIONS: &[&[u8]] = &[b"close", b"keep-alive", b"upgrade", b"te"];
     let mut start = value.start();
@@ -591,7 +594,7 @@ fn note_connection_names(input: &[u8], value: Range32, parts: &mut ResponseParts
     Ok(())
 }
 
-/// `timeout=5, max=100`, in any order; the smaller of two values counts, and what is no number is passed over.
+/// Parses `timeout=5, max=100` in any order. The smaller of two values counts; invalid numbers are ignored.
 fn note_keep_alive(value: &[u8], keep_alive: &mut KeepAlive) {
     for parameter in value.split(|&byte| byte == b',') {
         let Some(equals) = memchr::memchr(b'=', parameter) else {
@@ -612,7 +615,7 @@ fn note_keep_alive(value: &[u8], keep_alive: &mut KeepAlive) {
     }
 }
 
-/// What can only be judged when all fields are there.
+/// Checks that need the complete head.
 fn finish(input: &[u8], parts: &mut ResponseParts) -> Result<(), ResponseFault> {
     if parts.is_cgi {
         decide_cgi_status(input, parts)?;

@@ -1,23 +1,23 @@
-//! Finding the end of a line, many bytes at a time.
+//! Search for the end of a line, many bytes at a time.
 //!
-//! A line ends with CRLF or, leniently, LF (RFC 9112 §2.2). Everything else below 0x20, except a
-//! tab, and 0x7f is no part of a head: a bare CR, a NUL or an escape sequence is reported where it
-//! stands. Invariant: what was clean is never looked at again.
+//! A line ends with CRLF or, leniently, LF (RFC 9112 §2.2). All other bytes below 0x20, except tab, and 0x7f are not
+//! allowed in a head: the position of a bare CR, a NUL or an escape sequence is reported. Invariant: every byte is
+//! scanned only once.
 
 use super::block;
 
-/// What the search found.
+/// Result of the search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LineEnd {
-    /// The line's text ends at `end`; the next line begins at `next`.
+    /// The text of the line ends at `end`; the next line begins at `next`.
     Found { end: usize, next: usize },
-    /// No end yet; the next search begins at `resume`.
+    /// No line end yet; the next search begins at `resume`.
     Incomplete { resume: usize },
-    /// A byte that must not be here.
+    /// A byte that is not allowed.
     Control { at: usize },
 }
 
-/// Looks for the end of the line in `input[from..]`.
+/// Searches for the end of the line in `input[from..]`.
 pub(super) fn find_line_end(input: &[u8], from: usize) -> LineEnd {
     let mut at = from;
     loop {
@@ -40,7 +40,7 @@ pub(super) fn find_line_end(input: &[u8], from: usize) -> LineEnd {
     }
 }
 
-/// The first control character (tab included) at or behind `from`, or the input's length.
+/// Returns the position of the first control character (tab included) at or after `from`, or the length of the input.
 pub(crate) fn skip_text(input: &[u8], from: usize) -> usize {
     let mut at = from;
     let mut rest = &input[from..];
@@ -63,13 +63,13 @@ pub(crate) fn skip_text(input: &[u8], from: usize) -> usize {
     at + rest.iter().position(|&byte| byte < 0x20 || byte == 0x7f).unwrap_or(rest.len())
 }
 
-/// Whether there is a control character (tab included) in a text that is usually short.
+/// Returns `true` if the text contains a control character (tab included). Meant for short texts.
 pub(super) fn has_control(text: &[u8]) -> bool {
     skip_text(text, 0) < text.len()
 }
 
-/// High bits set in the bytes that are control characters; only the lowest set bit is exact,
-/// because a borrow can spill upwards.
+/// Returns a mask with the high bits of control characters set. Only the lowest set bit is exact, because a borrow can
+/// carry into higher bytes.
 fn control_mask(word: u64) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGH: u64 = ONES * 0x80;

@@ -1,9 +1,9 @@
-//! The state of a connection and of its streams: RFC 9113 §5, §6 and §8, from either side.
+//! State of a connection and its streams: RFC 9113 §5, §6 and §8, for both sides.
 //!
-//! Takes frames and says what they mean; what is answered by the protocol itself (SETTINGS, PING, WINDOW_UPDATE,
-//! RST_STREAM, GOAWAY) collects in a small buffer until the caller writes something or asks for it. Reads no clock.
-//! Invariants: whatever the peer sends, memory is bounded by [`Limits`]; the events do not depend on how the input was
-//! split, but for the pieces of data; after a fault of the connection there are no more events.
+//! Converts frames to events. Frames that the protocol itself requires (SETTINGS, PING, WINDOW_UPDATE, RST_STREAM,
+//! GOAWAY) are collected in a small buffer until the caller writes something or asks for them. Reads no clock.
+//! Invariants: whatever the peer sends, memory is bounded by [`Limits`]; the events do not depend on how the input is
+//! split, except for the pieces of data; after a connection fault there are no more events.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,108 +18,108 @@ use super::settings::{PeerSettings, id};
 use super::stream::{Past, State, Stream, Streams};
 use super::window::{ReceiveWindow, SendWindow, WINDOW_DEFAULT};
 
-/// Which side of the connection we are.
+/// Gale's role on the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// We answer.
+    /// Gale is the server.
     Server,
-    /// We ask.
+    /// Gale is the client.
     Client,
 }
 
-/// What the peer did.
+/// An event caused by the peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A request begins; its head is in [`Fields::request`]. With `end_stream` it has no body.
     Request {
-        /// Its stream.
+        /// Stream of the request.
         stream: StreamId,
         /// The request is complete.
         end_stream: bool,
     },
-    /// A request that is refused. It may be answered with [`Refusal::status`]; its body is discarded. A malformed one
-    /// must be reset, after the answer or at once ([`Connection::reset_refused`]).
+    /// An invalid request. It may be answered with [`Refusal::status`]; its body is discarded. A malformed one must be
+    /// reset, either after the response or at once ([`Connection::reset_refused`]).
     BadRequest {
-        /// Its stream.
+        /// Stream of the request.
         stream: StreamId,
         /// The request is complete.
         end_stream: bool,
-        /// What is wrong with it.
+        /// Reason for the refusal.
         refusal: Refusal,
     },
-    /// The head of a response, perhaps of an interim one, is in [`Fields::response`].
+    /// The head of a response, final or interim, is in [`Fields::response`].
     Response {
-        /// Its stream.
+        /// Stream of the response.
         stream: StreamId,
         /// The response is complete.
         end_stream: bool,
     },
-    /// A piece of a body. It counts for the windows until it is released ([`Connection::release`]).
+    /// A piece of a body. It counts against the receive windows until it is released ([`Connection::release`]).
     Data {
-        /// Its stream.
+        /// Stream of the body.
         stream: StreamId,
-        /// A range of the input, empty only at the end.
+        /// A range of the input; empty only at the end of the message.
         piece: Range<usize>,
         /// The message is complete.
         end_stream: bool,
     },
-    /// Trailers, which are in [`Fields::trailers`], end the message.
+    /// Trailers, in [`Fields::trailers`], which end the message.
     Trailers {
-        /// Their stream.
+        /// Stream of the trailers.
         stream: StreamId,
     },
-    /// The peer gave up the stream; a request that was REFUSED_STREAM has not been looked at (RFC 9113 §8.7).
+    /// The peer reset the stream. A request with REFUSED_STREAM was not processed (RFC 9113 §8.7).
     Reset {
-        /// The stream, which is gone.
+        /// The removed stream.
         stream: StreamId,
-        /// Why.
+        /// Error code sent by the peer.
         code: ErrorCode,
     },
-    /// The peer broke a rule, for which the stream was reset. It may be a stream that the caller never heard of.
+    /// The peer violated a rule, and the stream was reset. The caller may not know the stream.
     Fault {
-        /// The stream, which is gone.
+        /// The removed stream.
         stream: StreamId,
-        /// Which rule.
+        /// The violated rule.
         fault: StreamFault,
     },
-    /// A window that was closed is open.
+    /// A closed send window was opened.
     WindowOpened {
         /// The stream, or `None` if it is the window of the connection.
         stream: Option<StreamId>,
     },
-    /// The peer's settings changed, and with them perhaps all windows.
+    /// The peer's settings changed, and possibly all send windows.
     SettingsReceived,
-    /// Our settings count from now on.
+    /// The peer acknowledged our settings, which are in effect from now on.
     SettingsAcknowledged,
     /// The client changed the priority of a response: RFC 9218 §7.
     PriorityChanged {
-        /// The stream.
+        /// Stream of the response.
         stream: StreamId,
-        /// Its priority from now on.
+        /// New priority.
         priority: Priority,
     },
-    /// The peer takes no new streams; those above `last_stream` have not been looked at: RFC 9113 §6.8.
+    /// The peer accepts no new streams, and did not process streams above `last_stream` (RFC 9113 §6.8).
     GoAway {
-        /// The last stream that may have had an effect.
+        /// The last stream that may have been processed.
         last_stream: StreamId,
-        /// Why.
+        /// Error code sent by the peer.
         code: ErrorCode,
-        /// A text for people: a range of the input.
+        /// Debug text: a range of the input.
         debug: Range<usize>,
     },
-    /// The answer to [`Connection::ping`].
+    /// The response to [`Connection::ping`].
     Pong {
-        /// What was sent.
+        /// Payload of the PING.
         payload: [u8; 8],
     },
 }
 
-/// What came of a piece of input.
+/// Result of processing input.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Handled {
-    /// Bytes of the input that are done with, those of the event included.
+    /// Number of input bytes processed, including those of the event.
     pub consumed: usize,
-    /// The first event in it; `None` if more input is needed.
+    /// The first event; `None` if more input is needed.
     pub event: Option<Event>,
 }
 
@@ -132,36 +132,36 @@ pub struct Connection {
     decoder: Decoder,
     pub(super) encoder: Encoder,
     pub(super) peer: PeerSettings,
-    /// Our settings are under way.
+    /// Our SETTINGS frame is not acknowledged yet.
     awaits_settings_ack: bool,
-    /// The window of new streams as the peer knows it.
+    /// Receive window of new streams as known to the peer.
     receive_initial: u32,
     pub(super) send: SendWindow,
     receive: ReceiveWindow,
     pub(super) streams: Streams,
-    /// The last stream that the peer began.
+    /// The last stream opened by the peer.
     last_stream: StreamId,
-    /// The ids that it skipped last, both included: they are closed, but never were open.
+    /// First and last of the ids skipped most recently by the peer: these streams are closed, but never were open.
     skipped: (StreamId, StreamId),
-    /// The stream that we begin next, above 2³¹ if there is none.
+    /// Id of the next stream that we open; above 2³¹ if none is left.
     pub(super) next_stream: StreamId,
-    /// HEADERS that CONTINUATIONs complete.
+    /// HEADERS whose CONTINUATION frames are still missing.
     block: Option<Box<PartialBlock>>,
-    /// What becomes of the data of the frame that is being read.
+    /// Destination of the data of the current frame.
     data: DataTarget,
-    /// Priorities of requests that have not come: RFC 9218 §7.
+    /// Priorities of requests that have not arrived yet: RFC 9218 §7.
     early_priorities: Vec<(StreamId, Priority)>,
     pub(super) budgets: Budgets,
-    /// PINGs of ours without answer.
+    /// Number of unanswered PINGs.
     pings_sent: u32,
-    /// Streams of a peer that had all of our message when we reset them: it may have reset them, too, or not be done
-    /// with that yet.
+    /// Number of streams that we reset after sending our complete message: the peer may have reset them as well at the
+    /// same time, or may still do so.
     crossing_resets: u32,
-    /// Frames that the caller has not asked for.
+    /// Control frames that the caller has not taken yet.
     pub(super) control: Vec<u8>,
-    /// The last stream that our final GOAWAY names.
+    /// Last stream named in our final GOAWAY.
     goaway_sent: Option<StreamId>,
-    /// The last stream behind that which the peer began all the same.
+    /// Last stream that the peer opened in spite of that GOAWAY.
     ignored_up_to: StreamId,
     goaway_received: Option<StreamId>,
     fault: Option<ConnectionFault>,
@@ -183,9 +183,9 @@ struct PartialBlock {
 
 #[derive(Clone, Copy, Debug)]
 enum DataTarget {
-    /// Of no stream that interests us.
+    /// No stream of interest.
     Nobody,
-    /// To be thrown away, but its end counts.
+    /// Discarded, but END_STREAM still counts.
     Discarded {
         stream: StreamId,
         end_stream: bool,
@@ -196,22 +196,22 @@ enum DataTarget {
     },
 }
 
-/// Bytes of memory for frames of control that a connection keeps.
+/// Capacity that a connection keeps for control frames, in bytes.
 const CONTROL_KEPT: usize = 64;
 
-/// How many streams that were answered may stay open for what their client still sends, and no more than half of those
-/// that it may have open.
+/// Maximum number of answered streams that stay open while the client still sends, and at most half of the streams that
+/// it may open.
 const DISCARDED_MAX: usize = 16;
 
-/// Bytes that a client may still send of a request that was answered, beyond its window of before. Most bodies end
-/// within them, and the client then needs no reset.
+/// Bytes that a client may still send of an answered request, beyond its previous window. Most bodies end within them,
+/// and the client then needs no reset.
 const DISCARDED_BYTES: u32 = 1024 * 1024;
 
-/// Priorities that are kept for requests to come.
+/// Maximum number of priorities kept for requests that have not arrived yet.
 const EARLY_PRIORITIES_MAX: usize = 32;
 
 impl Connection {
-    /// A connection that we serve: the client's preface comes first. Our SETTINGS wait to be sent.
+    /// Creates the server side, which expects the client's preface first. Our SETTINGS frame is ready to be sent.
     pub fn server(limits: Arc<Limits>) -> Self {
         let mut connection = Self::new(Side::Server, limits);
         let limits = &connection.limits;
@@ -232,7 +232,7 @@ impl Connection {
         connection
     }
 
-    /// A connection on which we ask. The preface and our SETTINGS wait to be sent.
+    /// Creates the client side. The preface and our SETTINGS frame are ready to be sent.
     pub fn client(limits: Arc<Limits>) -> Self {
         let mut connection = Self::new(Side::Client, limits);
         connection.control.extend_from_slice(PREFACE);
@@ -289,13 +289,13 @@ impl Connection {
         self.grow_connection_window(self.limits.connection_window);
     }
 
-    /// How many bytes of input must be shown at once for the next event: a frame of control is taken as a whole.
+    /// Maximum number of input bytes needed for the next event: a control frame must be complete in the input.
     pub fn input_max(&self) -> usize {
         self.reader.input_max()
     }
 
-    /// Takes input up to the first event. The input begins where the call before ended, and may have grown. After an
-    /// error GOAWAY waits to be sent; then the connection ends.
+    /// Processes input up to the first event. The input begins at the end of the previously processed bytes, and may
+    /// have grown. After an error GOAWAY is ready to be sent; then the connection ends.
     pub fn handle_input(&mut self, input: &[u8], fields: &mut Fields) -> Result<Handled, ConnectionFault> {
         if let Some(fault) = self.fault {
             return Err(fault);
@@ -328,17 +328,17 @@ impl Connection {
         }
     }
 
-    /// An interval is over: the budgets of [`super::FloodLimits`] are full again.
+    /// Refills the budgets of [`super::FloodLimits`] at the end of an interval.
     pub fn handle_interval(&mut self) {
         self.budgets.refill(&self.limits.floods);
     }
 
-    /// The peer has closed its side of the transport. False if that is in the middle of something.
+    /// Handles the end of the peer's input. Returns `false` if a frame or message is incomplete.
     pub fn handle_end(&self) -> bool {
         self.reader.is_between_frames() && self.streams.iter().all(Stream::is_answered)
     }
 
-    /// Ranges in the event refer to `input`, which begins with the frame.
+    /// Handles one frame. Ranges in the event refer to `input`, which begins with the frame.
     fn handle_frame(
         &mut self,
         frame: Frame,
@@ -400,7 +400,7 @@ impl Connection {
         }
     }
 
-    /// The length that counts for the windows includes the padding (RFC 9113 §6.1), which is done with at once.
+    /// The length counted against the windows includes the padding (RFC 9113 §6.1), which is released at once.
     fn handle_data_begin(
         &mut self,
         id: StreamId,
@@ -458,7 +458,7 @@ impl Connection {
                 None
             }
             DataTarget::Stream { stream, end_stream } => {
-                // The caller may have reset it between two pieces.
+                // The caller may have reset the stream between two pieces.
                 self.streams.get(stream)?;
                 let end_stream = end_stream && is_last;
                 if end_stream {
@@ -494,7 +494,7 @@ impl Connection {
         Ok(None)
     }
 
-    /// A whole block of fields. Whatever its stream is, it passes through the decoder.
+    /// Handles a complete field block. It passes through the decoder whatever the state of its stream.
     fn handle_block(
         &mut self,
         info: BlockInfo,
@@ -528,7 +528,7 @@ impl Connection {
         }
         let past = self.check_past(id)?;
         if past == Past::Ended {
-            // RFC 9113 §5.1.1: ids that were skipped are closed, but using them is another mistake.
+            // Skipped ids are closed streams too, but using them is a different error (RFC 9113 §5.1.1).
             let was_skipped = (self.skipped.0..=self.skipped.1).contains(&id);
             return Err(if was_skipped { StateFault::InvalidStreamId } else { StateFault::ClosedStream }.into());
         }
@@ -558,7 +558,8 @@ impl Connection {
         };
         let decoded = fields.decode(&mut self.decoder, block, kind, &self.limits)?;
         if is_behind_goaway {
-            // It has been told that this is not looked at, and may have been on its way: RFC 9113 §6.8.
+            // A request above the last stream of our GOAWAY is ignored; the client may have sent it before reading the
+            // GOAWAY (RFC 9113 §6.8).
             self.ignored_up_to = self.ignored_up_to.max(id);
             self.budgets.charge(Flood::RefusedStreams)?;
             return Ok(None);
@@ -632,7 +633,7 @@ impl Connection {
         self.check_not_idle(id)?;
         let stream = self.streams.get(id);
         match stream {
-            // The peer has all of our message, and gives up only the rest of its own.
+            // The peer has our complete message and cancels only the rest of its own.
             Some(stream) if !stream.state.may_send() => {}
             None if self.crossing_resets > 0 => self.crossing_resets -= 1,
             _ => self.budgets.charge(Flood::Resets)?,
@@ -707,7 +708,7 @@ impl Connection {
     }
 
     fn handle_priority_update(&mut self, id: StreamId, value: &[u8]) -> Result<Option<Event>, ConnectionFault> {
-        // Only clients send it, and we push nothing: RFC 9218 §7.1.
+        // Only clients send it, for requests; we push no responses: RFC 9218 §7.1.
         if self.side == Side::Client || id.is_multiple_of(2) {
             return Err(FrameFault::InvalidPriorityUpdate.into());
         }
@@ -726,8 +727,8 @@ impl Connection {
         Ok(None)
     }
 
-    /// The priority that a request was given before it came. What was meant for older ones goes too: they will not
-    /// come.
+    /// Returns the priority that arrived before its request. Priorities for older streams are dropped: these requests
+    /// will not arrive any more.
     fn take_early_priority(&mut self, id: StreamId) -> Option<Priority> {
         if self.early_priorities.is_empty() {
             return None;
@@ -752,7 +753,7 @@ impl Connection {
         }
     }
 
-    /// The peer broke a rule of one stream, which ends with RST_STREAM.
+    /// Resets a stream on which the peer violated a rule.
     fn fail_stream(&mut self, id: StreamId, fault: StreamFault) -> Result<Option<Event>, ConnectionFault> {
         let flood = if fault == StreamFault::TooManyStreams { Flood::RefusedStreams } else { Flood::Resets };
         self.budgets.charge(flood)?;
@@ -765,7 +766,7 @@ impl Connection {
     fn fail(&mut self, fault: ConnectionFault) {
         self.fault = Some(fault);
         self.block = None;
-        // Answers that nobody reads are not worth their memory.
+        // Responses to control frames that the peer does not read are dropped to free their memory.
         if fault == ConnectionFault::Flood(Flood::Unread) {
             self.control.clear();
         }
@@ -784,7 +785,7 @@ impl Connection {
         if self.is_idle(id) { Err(StateFault::IdleStream.into()) } else { Ok(()) }
     }
 
-    /// What became of a stream that is not in the table.
+    /// Returns how a stream that is no longer in the table ended.
     fn check_past(&self, id: StreamId) -> Result<Past, ConnectionFault> {
         self.check_not_idle(id)?;
         if id > self.last_stream && self.side == Side::Server {
@@ -814,7 +815,7 @@ impl Connection {
         self.forget(closed);
     }
 
-    /// Gives back what a stream that is gone still held.
+    /// Returns the unreleased bytes of a removed stream to the connection's window.
     pub(super) fn forget(&mut self, stream: Option<Stream>) {
         if let Some(stream) = stream {
             self.return_connection_window(stream.unreleased);
@@ -828,10 +829,10 @@ impl Connection {
         }
     }
 
-    /// The caller is done with that many bytes of a stream's data: the peer may send as many again.
+    /// Releases bytes of a stream's data: the peer may send the same number again.
     pub fn release(&mut self, id: StreamId, length: usize) {
         let Some(stream) = self.streams.get_mut(id) else {
-            return; // what it held was given back when it ended
+            return; // its unreleased bytes were returned when it was removed
         };
         let length = stream.unreleased.min(u32::try_from(length).unwrap_or(u32::MAX));
         stream.unreleased -= length;
@@ -844,7 +845,7 @@ impl Connection {
         self.return_connection_window(length);
     }
 
-    /// Makes a stream's window larger than it was, for a peer that is far away.
+    /// Enlarges the receive window of a stream, for a peer with a long round trip.
     pub fn grow_stream_window(&mut self, id: StreamId, size: u32) {
         if let Some(stream) = self.streams.get_mut(id) {
             stream.receive.grow_to(size);
@@ -852,14 +853,14 @@ impl Connection {
         self.release(id, 0);
     }
 
-    /// Makes the connection's window larger than it was.
+    /// Enlarges the receive window of the connection.
     pub fn grow_connection_window(&mut self, size: u32) {
         self.receive.grow_to(size);
         self.return_connection_window(0);
     }
 
-    /// Resets a stream: nothing more is sent on it, and what comes is ignored. `NO_ERROR` tells a client that has its
-    /// answer to stop sending (RFC 9113 §8.1).
+    /// Resets a stream: nothing more is sent on it, and its input is ignored. `NO_ERROR` asks a client that has
+    /// received its response to stop sending (RFC 9113 §8.1).
     pub fn reset(&mut self, id: StreamId, code: ErrorCode) {
         if self.streams.get(id).is_none() {
             return;
@@ -872,10 +873,9 @@ impl Connection {
         self.forget(stream);
     }
 
-    /// The answer has ended the stream on our side, and nobody wants what the peer still sends. A peer that has not
-    /// ended its side either may send 1 MiB more, and is told to stop only when it has: most send their
-    /// rest at once, and some clients take even `NO_ERROR` for a failure when it comes together with the answer (RFC
-    /// 9113 §8.1; curl before 8.0).
+    /// Discards the rest of the request after our response has ended the stream on our side. If the peer has not ended
+    /// its side, it may send 1 MiB more and is told to stop only after that: most clients finish at once, and some
+    /// treat even `NO_ERROR` as a failure if it arrives together with the response (RFC 9113 §8.1; curl before 8.0).
     pub fn discard(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(id).filter(|stream| !stream.state.may_send()) else { return };
         stream.is_discarded = true;
@@ -891,7 +891,7 @@ impl Connection {
             self.data = DataTarget::Discarded { stream, end_stream };
         }
         let mut discarded = self.streams.iter().filter(|stream| stream.is_answered());
-        // Whoever leaves many behind is not going to end them.
+        // A client with many unfinished requests is unlikely to finish them.
         let most = DISCARDED_MAX.min(self.limits.concurrent_streams_max as usize / 2);
         let first = discarded.next().filter(|_| discarded.count() >= most).map(|stream| stream.id);
         if let Some(id) = first {
@@ -899,8 +899,8 @@ impl Connection {
         }
     }
 
-    /// Tells a peer that has its answer to send no more. Its window is opened before that, as nginx does: a client may
-    /// have blocked its sending for want of a window, and Node's then never ends the stream.
+    /// Asks a peer that has received its response to stop sending. As in nginx, the window is opened first: a client
+    /// may be blocked by flow control, and Node.js then never ends the stream.
     fn stop(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(id) else { return };
         let increment = stream.receive.widen(MAX_31);
@@ -910,8 +910,8 @@ impl Connection {
         self.reset(id, ErrorCode::NO_ERROR);
     }
 
-    /// Ends what [`Event::BadRequest`] began, once it was answered or not: a malformed request is reset. An answer must
-    /// not have ended the stream.
+    /// Resets the stream of [`Event::BadRequest`], whether it was answered or not. A response must not have ended the
+    /// stream.
     pub fn reset_refused(&mut self, id: StreamId, refusal: Refusal) {
         match refusal {
             Refusal::Malformed(fault) => self.reset(id, fault.code()),
@@ -919,19 +919,19 @@ impl Connection {
         }
     }
 
-    /// Sends PING; the answer is [`Event::Pong`].
+    /// Sends PING; the response arrives as [`Event::Pong`].
     pub fn ping(&mut self, payload: [u8; 8]) {
         self.pings_sent += 1;
         frame::write_ping(&mut self.control, false, payload);
     }
 
-    /// The first step of an orderly end: the peer shall begin no more streams, but those under way are served. The
-    /// second step, [`Connection::shutdown`], follows after at least a round trip: RFC 9113 §6.8.
+    /// First step of a graceful shutdown: the peer should open no more streams, and open ones are served. The second
+    /// step, [`Connection::shutdown`], follows after at least one round trip: RFC 9113 §6.8.
     pub fn announce_shutdown(&mut self) {
         frame::write_goaway(&mut self.control, MAX_31, ErrorCode::NO_ERROR, b"");
     }
 
-    /// The second step: streams that the peer begins from now on are ignored. The connection is done when
+    /// Second step: streams that the peer opens from now on are ignored. The connection is finished when
     /// [`Connection::open_streams`] is 0.
     pub fn shutdown(&mut self) {
         if self.goaway_sent.is_none() {
@@ -940,76 +940,76 @@ impl Connection {
         }
     }
 
-    /// Ends the connection for a reason of our own.
+    /// Closes the connection with an error code of our own.
     pub fn close(&mut self, code: ErrorCode, debug: &[u8]) {
         self.goaway_sent.get_or_insert(self.last_stream);
         frame::write_goaway(&mut self.control, self.last_stream, code, debug);
     }
 
-    /// Appends the frames that wait to be sent, once in a while after input was handled. All calls that write do this
-    /// first. While the transport takes nothing they are best left here: a peer that does not read them has an end.
+    /// Appends the pending control frames. Call it regularly after handling input; all write functions call it first.
+    /// Do not call it while the transport is blocked: the bound of the buffer then stops a peer that does not read.
     pub fn poll_control(&mut self, out: &mut Vec<u8>) {
         if !self.control.is_empty() {
             out.extend_from_slice(&self.control);
             self.control.clear();
-            // An idle connection holds next to nothing.
+            // Frees the buffer of an idle connection.
             self.control.shrink_to(CONTROL_KEPT);
         }
     }
 
-    /// Whether frames wait to be sent.
+    /// Returns `true` if control frames are pending.
     pub fn has_control(&self) -> bool {
         !self.control.is_empty()
     }
 
-    /// Whether a block of fields has begun whose rest has not come.
+    /// Returns `true` if a field block is incomplete.
     pub fn is_in_head(&self) -> bool {
         self.block.is_some()
     }
 
-    /// Which side we are.
+    /// Our role on the connection.
     pub fn side(&self) -> Side {
         self.side
     }
 
-    /// What the peer has set.
+    /// The peer's settings.
     pub fn peer_settings(&self) -> &PeerSettings {
         &self.peer
     }
 
-    /// Whether the peer owes us the acknowledgement of our settings: a reason to end with SETTINGS_TIMEOUT after a
-    /// while.
+    /// Returns `true` if the peer has not acknowledged our settings yet. After a timeout this is a reason to close the
+    /// connection with SETTINGS_TIMEOUT.
     pub fn awaits_settings_ack(&self) -> bool {
         self.awaits_settings_ack
     }
 
-    /// How many streams are open in at least one direction.
+    /// Number of streams that are open in at least one direction.
     pub fn open_streams(&self) -> usize {
         self.streams.len()
     }
 
-    /// The streams that are open in at least one direction, oldest first.
+    /// Iterates over the streams that are open in at least one direction, oldest first.
     pub fn stream_ids(&self) -> impl Iterator<Item = StreamId> {
         self.streams.iter().map(|stream| stream.id)
     }
 
-    /// The last stream that the peer began; 0 if it began none.
+    /// The last stream opened by the peer; 0 if there is none.
     pub fn last_stream(&self) -> StreamId {
         self.last_stream
     }
 
-    /// The last stream that the peer looks at, once it has sent GOAWAY.
+    /// The last stream that the peer processes, if it has sent GOAWAY.
     pub fn goaway_received(&self) -> Option<StreamId> {
         self.goaway_received
     }
 
-    /// The priority of a stream's response; the usual one for a stream that is gone.
+    /// The priority of a stream's response; the default one if the stream is gone.
     pub fn priority(&self, id: StreamId) -> Priority {
         self.streams.get(id).map(|stream| stream.priority).unwrap_or_default()
     }
 }
 
-/// Judges the data that a stream gets.
+/// Checks the data received on a stream, and charges its window.
 fn take_data(stream: &mut Stream, length: u32, content: u32, end_stream: bool) -> Result<(), StreamFault> {
     if !stream.state.may_receive() {
         return Err(StreamFault::StreamClosed);
@@ -1032,7 +1032,7 @@ fn take_data(stream: &mut Stream, length: u32, content: u32, end_stream: bool) -
     Ok(())
 }
 
-/// Blocks that are no requests are refused for what is wrong with them, never for an offence.
+/// Returns the fault of a block that is not a request. Such blocks are never refused for an offence.
 fn fault_of(refusal: Refusal) -> StreamFault {
     match refusal {
         Refusal::Malformed(fault) => fault,

@@ -1,7 +1,7 @@
-//! What a peer did wrong on an HTTP/2 connection: every fault has a name, a section of RFC 9113 and an error code.
+//! HTTP/2 faults of a peer: each has a name, a section of an RFC and an error code.
 //!
-//! A fault of the connection ends it with GOAWAY, a fault of a stream ends that stream with RST_STREAM (RFC 9113 §5.4).
-//! Which one it is follows from the type, so that no caller can confuse them.
+//! A connection fault ends the connection with GOAWAY, a stream fault ends only that stream with RST_STREAM (RFC 9113
+//! §5.4). They have different types, so that they cannot be confused.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ impl ErrorCode {
 }
 
 impl ErrorCode {
-    /// The name in RFC 9113 §7; a code that has none counts as INTERNAL_ERROR (§7), but keeps its number.
+    /// Returns the name in RFC 9113 §7. A code without a name counts as INTERNAL_ERROR (§7), but keeps its number.
     pub fn name(self) -> Option<&'static str> {
         const NAMES: [&str; 14] = [
             "NO_ERROR",
@@ -61,7 +61,7 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// Declares an enum of faults, each with its code, its section and its words.
+/// Defines an enum of faults, each with error code, RFC section and message.
 macro_rules! faults {
     (
         $(#[$attribute:meta])* $type:ident:
@@ -75,21 +75,21 @@ macro_rules! faults {
         }
 
         impl $type {
-            /// The code that the peer is told.
+            /// Error code sent to the peer.
             pub const fn code(self) -> ErrorCode {
                 match self {
                     $(Self::$variant => ErrorCode::$code,)+
                 }
             }
 
-            /// The rule that was broken.
+            /// Section of the violated rule.
             pub const fn section(self) -> &'static str {
                 match self {
                     $(Self::$variant => $section,)+
                 }
             }
 
-            /// For the log, to stand behind "client sent" or "upstream sent".
+            /// Log message, to follow "client sent" or "upstream sent".
             pub const fn message(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)+
@@ -108,7 +108,7 @@ macro_rules! faults {
 }
 
 faults! {
-    /// A violation of a frame's form or order that ends the connection.
+    /// A frame that is malformed or out of order and ends the connection.
     FrameFault:
     InvalidPreface PROTOCOL_ERROR "RFC 9113 §3.4" "invalid connection preface",
     SettingsExpected PROTOCOL_ERROR "RFC 9113 §3.4" "another frame than SETTINGS at first",
@@ -126,7 +126,7 @@ faults! {
 }
 
 faults! {
-    /// What a peer did that ends a stream. `Display` gives the words for the log without "client sent".
+    /// A violation that ends one stream. `Display` gives the log message without "client sent".
     StreamFault:
     PriorityLength FRAME_SIZE_ERROR "RFC 9113 §6.3" "PRIORITY frame with incorrect length",
     SelfDependency PROTOCOL_ERROR "RFC 7540 §5.3.1" "stream with incorrect dependency on itself",
@@ -160,10 +160,10 @@ faults! {
     TooBigResponseHead ENHANCE_YOUR_CALM "RFC 9113 §10.5.1" "too big header",
 }
 
-/// What a peer does so often that it can only mean harm: RFC 9113 §10.5.
+/// Excessive behaviour that suggests an attack: RFC 9113 §10.5.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flood {
-    /// Streams that the peer resets or makes us reset.
+    /// Streams reset by the peer, or by us for a fault of the peer.
     Resets,
     /// PING frames.
     Pings,
@@ -171,15 +171,15 @@ pub enum Flood {
     Settings,
     /// DATA without data, CONTINUATION without a fragment.
     EmptyFrames,
-    /// WINDOW_UPDATE frames beyond what our data calls for.
+    /// WINDOW_UPDATE frames in excess of the DATA frames that we send.
     WindowUpdates,
     /// PRIORITY and PRIORITY_UPDATE frames.
     Priorities,
     /// Frames of unknown types.
     UnknownFrames,
-    /// Requests beyond the number of streams.
+    /// Requests above the stream limit.
     RefusedStreams,
-    /// Frames that must be answered, and the answers are not read.
+    /// Frames that require a response, from a peer that does not read the responses.
     Unread,
 }
 
@@ -199,17 +199,17 @@ impl Flood {
     }
 }
 
-/// What a peer did that ends the connection. `Display` gives the words for the log without "client sent".
+/// A violation that ends the connection. `Display` gives the log message without "client sent".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConnectionFault {
-    /// A frame's form or order.
+    /// A frame that is malformed or out of order.
     Frame(FrameFault),
     /// A frame that the state of the connection does not allow.
     State(StateFault),
-    /// A block of fields that cannot be decoded: RFC 9113 §4.3.
+    /// A field block that cannot be decoded: RFC 9113 §4.3.
     Compression(HpackFault),
-    /// Far too much of something.
+    /// Excessive behaviour.
     Flood(Flood),
 }
 
@@ -235,7 +235,7 @@ faults! {
 }
 
 impl ConnectionFault {
-    /// The code that the peer is told.
+    /// Error code sent to the peer.
     pub fn code(self) -> ErrorCode {
         match self {
             Self::Frame(fault) => fault.code(),
@@ -245,7 +245,7 @@ impl ConnectionFault {
         }
     }
 
-    /// The rule that was broken.
+    /// Section of the violated rule.
     pub fn section(self) -> &'static str {
         match self {
             Self::Frame(fault) => fault.section(),

@@ -1,9 +1,9 @@
-//! Blocks of fields become heads and trailers: RFC 9113 §8.
+//! Conversion of field blocks to heads and trailers: RFC 9113 §8.
 //!
-//! The text of a head looks like one of HTTP/1, `name: value` for each field and then the request line, so that nothing
-//! above need know where it came from: `:authority` is the field Host, several cookie fields are one (§8.2.3), and what
-//! would be read as something else in HTTP/1 is refused. Invariants: a block is decoded to its end whatever is found in
-//! it, since the table needs that; of a refused one no more text is kept than was there when it was refused.
+//! The text of a head has the form of HTTP/1, `name: value` for each field followed by the request line, so that the
+//! layers above need not know the HTTP version: `:authority` becomes the field Host, several cookie fields are joined
+//! (§8.2.3), and anything that HTTP/1 would parse differently is refused. Invariants: a block is always decoded to its
+//! end, since the dynamic table requires it; after a refusal no further text is kept.
 
 use super::error::{ConnectionFault, StateFault, StreamFault};
 use super::hpack::{DecodedField, Decoder, NameKind};
@@ -15,28 +15,27 @@ use crate::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Ver
 use crate::response::ResponseField;
 use crate::{Offence, Range32, uri};
 
-/// Where the fields of a message are put: one for all connections of a loop, since each event is handled before the
-/// next one is made. The caller takes what it keeps, with `std::mem::take` or by swapping.
+/// Storage for the fields of a message. All connections of an event loop share one, since each event is handled before
+/// the next one. The caller takes the parts that it keeps, with `std::mem::take` or by swapping.
 #[derive(Debug, Default)]
 pub struct Fields {
-    /// The text that all ranges refer to.
+    /// Text that all ranges refer to.
     pub text: Vec<u8>,
-    /// The head of a request, after [`super::Event::Request`] and, as far as it was understood,
-    /// [`super::Event::BadRequest`].
+    /// Head of a request, after [`super::Event::Request`]; after [`super::Event::BadRequest`] the part parsed so far.
     pub request: RequestHead,
-    /// The head of a response, after [`super::Event::Response`].
+    /// Head of a response, after [`super::Event::Response`].
     pub response: ResponseParts,
-    /// The trailers, after [`super::Event::Trailers`]. They are not checked for names that mean nothing in trailers.
+    /// Trailers, after [`super::Event::Trailers`]. They may contain fields that have no meaning in trailers.
     pub trailers: Vec<HeaderField>,
-    /// How many bytes the block had as it came, compressed.
+    /// Size of the compressed block in bytes.
     pub block_bytes: usize,
-    /// What the field `priority` of a request says.
+    /// Value of the field `priority` of a request.
     priority: Option<Range32>,
     pseudo: Pseudo,
-    /// The values of all cookie fields but the first, and where that one is.
+    /// Values of all cookie fields but the first; `cookie` is the index of the first.
     crumbs: Vec<Range32>,
     cookie: Option<usize>,
-    /// The length announced by Content-Length, once it was understood.
+    /// Value of Content-Length, once parsed.
     content_length: Option<u64>,
     last_host: LastHost,
 }
@@ -49,23 +48,24 @@ struct Pseudo {
     path: Option<Range32>,
     protocol: Option<Range32>,
     status: Option<Range32>,
-    /// A field that is none has been seen.
+    /// A regular field has been seen.
     is_over: bool,
-    /// There is a field Host that says the same as `:authority`.
+    /// There is a field Host equal to `:authority`.
     has_equal_host: bool,
 }
 
-/// Why a message is refused whose block could be decoded.
+/// Reason for refusing a message whose block could be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// It is malformed: RFC 9113 §8.1.1. A server may answer, and then resets the stream with the fault's code.
+    /// The message is malformed: RFC 9113 §8.1.1. A server may respond, and then resets the stream with the fault's
+    /// code.
     Malformed(StreamFault),
-    /// It is a request that deserves an answer, like one of HTTP/1. Ranges refer to [`Fields::text`].
+    /// The request is invalid in a way that is answered as in HTTP/1. Ranges refer to [`Fields::text`].
     Offence(Offence),
 }
 
 impl Refusal {
-    /// The status of the answer: see [`Offence::status`].
+    /// Status of the response: see [`Offence::status`].
     pub fn status(self) -> u16 {
         match self {
             Self::Malformed(_) => 400,
@@ -86,31 +86,31 @@ impl From<Offence> for Refusal {
     }
 }
 
-/// What a block of fields is.
+/// Kind of a field block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum BlockKind {
-    /// A request that ends with it, or not.
+    /// A request, with or without a body.
     Request {
         end_stream: bool,
     },
     Response,
     Trailers,
-    /// Of no use but for the table.
+    /// Decoded only to update the dynamic table.
     Discarded,
 }
 
 impl Fields {
-    /// Fields with nothing in them.
+    /// Creates empty storage.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What the request's field `priority` says: RFC 9218 §5.
+    /// The value of the request's field `priority`: RFC 9218 §5.
     pub(super) fn priority(&self) -> Option<Priority> {
         self.priority.map(|value| Priority::parse(value.of(&self.text)))
     }
 
-    /// The length that Content-Length announces.
+    /// The value of Content-Length.
     pub(super) fn content_length(&self) -> Option<u64> {
         self.content_length
     }
@@ -127,7 +127,7 @@ impl Fields {
         self.content_length = None;
     }
 
-    /// Decodes a whole block.
+    /// Decodes a complete block.
     pub(super) fn decode(
         &mut self,
         decoder: &mut Decoder,
@@ -144,7 +144,7 @@ impl Fields {
             let start = self.text.len();
             let Some(field) = decoder.next_field(block, &mut at, &mut self.text)? else { break };
             list_size += field.list_size();
-            // A few bytes can stand for kilobytes: there is an end to reading what was refused.
+            // A few bytes can expand to kilobytes, so decoding of refused fields is bounded.
             if list_size > 2 * list_max + DISCARDED_MAX {
                 return Err(StateFault::HeaderListTooLong.into());
             }
@@ -249,7 +249,7 @@ impl Fields {
                 };
             }
             KnownHeader::Cookie => self.cookie = Some(self.request.headers.len()),
-            // Clients that translate from HTTP/1 send both (§8.3.1): they must agree, and one is enough.
+            // Clients that translate from HTTP/1 send both (§8.3.1). They must be equal, and one is dropped.
             KnownHeader::Host => {
                 if let Some(authority) = self.pseudo.authority
                     && !self.pseudo.has_equal_host
@@ -285,7 +285,7 @@ impl Fields {
         Ok(())
     }
 
-    /// What can only be judged when all fields are there.
+    /// Checks that need all fields.
     fn finish_request(&mut self, end_stream: bool, limits: &Limits) -> Result<(), Refusal> {
         let pseudo = self.pseudo;
         let method = pseudo.method.ok_or(StreamFault::MissingMethod)?;
@@ -315,7 +315,7 @@ impl Fields {
         self.decide_framing(end_stream)
     }
 
-    /// Scheme, path and host of all requests but plain CONNECTs: RFC 9113 §8.3.1.
+    /// Checks scheme, path and host of all requests except plain CONNECT: RFC 9113 §8.3.1.
     fn finish_target(&mut self, method: Range32) -> Result<(), Refusal> {
         let scheme = self.pseudo.scheme.ok_or(StreamFault::MissingScheme)?;
         let path = self.pseudo.path.ok_or(StreamFault::MissingPath)?;
@@ -327,7 +327,7 @@ impl Fields {
         }
         self.write_line(method, path)?;
         let head = &mut self.request;
-        // An absolute form would be a second place for the host.
+        // An absolute URI would contain the host a second time.
         head.target = match self.text[head.target_range.start()] {
             b'/' => match uri::split_plain_until_space(&self.text, head.target_range.start()) {
                 Some((target, end)) if end == head.target_range.end() => target,
@@ -342,7 +342,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Appends the request line as HTTP/1 would have it.
+    /// Appends the request line in the form of HTTP/1.
     fn write_line(&mut self, method: Range32, target: Range32) -> Result<(), Refusal> {
         const VERSION: &[u8] = b"HTTP/2.0";
         let is_method_byte = |byte: &u8| matches!(byte, b'A'..=b'Z' | b'-' | b'_');
@@ -367,19 +367,19 @@ impl Fields {
         Ok(())
     }
 
-    /// The field Host, from `:authority`.
+    /// Adds the field Host from `:authority`.
     fn add_host(&mut self, authority: Range32, limits: &http1::Limits) -> Result<(), Refusal> {
         let start = self.text.len();
         self.text.extend_from_slice(b"host: ");
         let value_start = self.text.len();
         self.text.extend_from_within(authority.as_range());
         let (name, value) = (Range32::new(start, start + 4), Range32::new(value_start, self.text.len()));
-        // It came as no field, and is none of those that are counted (`max_headers`).
+        // It was not sent as a field, so it does not count for `max_headers`.
         let limits = http1::Limits { headers_max: limits.headers_max.saturating_add(1), ..limits.clone() };
         self.push_field(name, value, Some(KnownHeader::Host), &limits)
     }
 
-    /// One cookie field of several: RFC 9113 §8.2.3.
+    /// Joins several cookie fields: RFC 9113 §8.2.3.
     fn join_cookies(&mut self) {
         let Some(place) = self.cookie.filter(|_| !self.crumbs.is_empty()) else {
             return;
@@ -427,8 +427,8 @@ impl Fields {
         self.pseudo.is_over = true;
         let name = field.name.of(&self.text);
         match ResponseField::from_token(name) {
-            // Malformed (RFC 9113 §8.2.2), but servers exist that send them, and nginx takes no notice: they say
-            // nothing here, and no client gets them.
+            // These fields are malformed (RFC 9113 §8.2.2), but some servers send them. As in nginx they are ignored
+            // and not forwarded.
             Some(field)
                 if field.is_of_connection() && field != ResponseField::Te && field != ResponseField::Trailer =>
             {
@@ -441,7 +441,7 @@ impl Fields {
             .map_err(|_| StreamFault::InvalidContentLength.into())
     }
 
-    /// `:status`: three digits, and no 101, which HTTP/2 has not (RFC 9113 §8.6).
+    /// Parses `:status`: three digits other than 101, which HTTP/2 does not have (RFC 9113 §8.6).
     fn take_status(&mut self, field: DecodedField) -> Result<(), Refusal> {
         if self.pseudo.is_over {
             return Err(StreamFault::PseudoHeaderBehindField.into());
@@ -495,7 +495,7 @@ impl Fields {
     }
 }
 
-/// How many bytes of fields are decoded for the table alone, beyond twice the limit.
+/// Bytes of fields decoded only for the dynamic table, in addition to twice the limit.
 const DISCARDED_MAX: usize = 64 * 1024;
 
 fn too_large(kind: BlockKind) -> Refusal {
@@ -506,7 +506,7 @@ fn too_large(kind: BlockKind) -> Refusal {
     }
 }
 
-/// Name and value of an ordinary field: RFC 9113 §8.2.1.
+/// Checks name and value of a regular field: RFC 9113 §8.2.1.
 fn check_field(field: &DecodedField, text: &[u8]) -> Result<(), StreamFault> {
     match field.name_kind {
         NameKind::Plain => {}
@@ -516,7 +516,7 @@ fn check_field(field: &DecodedField, text: &[u8]) -> Result<(), StreamFault> {
     if field.is_valid_value { Ok(()) } else { Err(StreamFault::InvalidFieldValue) }
 }
 
-/// RFC 3986 §3.1.
+/// Checks the syntax of a scheme: RFC 3986 §3.1.
 fn is_scheme(scheme: &[u8]) -> bool {
     scheme.first().is_some_and(u8::is_ascii_alphabetic)
         && scheme.iter().all(|&byte| is_token_byte(byte) && (byte.is_ascii_alphanumeric() || b"+-.".contains(&byte)))

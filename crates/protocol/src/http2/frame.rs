@@ -1,9 +1,9 @@
 //! Frames: RFC 9113 §4 and §6, and PRIORITY_UPDATE of RFC 9218 §7.
 //!
-//! The reader checks what a frame is on its own: lengths, padding, which frames have a stream, and that nothing comes
-//! between HEADERS and its CONTINUATIONs. It knows no stream. A frame of control must be in the input as a whole, which
-//! the maximum bounds; DATA passes through in the pieces in which it comes, and unknown frames are passed over
-//! likewise. Invariant: the frames do not depend on how the input was split, but for the pieces of data.
+//! The reader checks each frame by itself: length, padding, whether it needs a stream, and that no frame comes between
+//! HEADERS and its CONTINUATIONs. It does not track streams. A control frame must be complete in the input, so its
+//! length is bounded; DATA and the payload of unknown frames are processed in the pieces in which they arrive.
+//! Invariant: the frames do not depend on how the input is split, except for the pieces of data.
 //!
 //! ```text
 //! frame    length (3) | type | flags | reserved bit, stream (31 bits) | payload
@@ -14,25 +14,25 @@ use std::ops::Range;
 
 use super::error::{ErrorCode, FrameFault, StreamFault};
 
-/// What a client sends first: RFC 9113 §3.4.
+/// First bytes sent by a client: RFC 9113 §3.4.
 pub const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Bytes of a frame's header.
+/// Length of a frame header in bytes.
 pub const HEADER_LENGTH: usize = 9;
 
-/// The longest payload that everybody takes, in bytes: RFC 9113 §4.2.
+/// Maximum payload that every endpoint must accept, in bytes: RFC 9113 §4.2.
 pub const FRAME_SIZE_MIN: u32 = 16_384;
 
-/// The longest payload that there is, in bytes.
+/// Maximum payload of the protocol, in bytes.
 pub const FRAME_SIZE_MAX: u32 = 0xff_ffff;
 
-/// The largest window and the largest id of a stream: 31 bits.
+/// Maximum of a window size and of a stream id: 31 bits.
 pub const MAX_31: u32 = 0x7fff_ffff;
 
-/// Number of a stream; 0 is the connection.
+/// Id of a stream; 0 is the connection.
 pub type StreamId = u32;
 
-/// The types of frames: RFC 9113 §6.
+/// Frame types: RFC 9113 §6.
 pub mod frame_type {
     #![allow(missing_docs)] // the names are those of the RFC
     pub const DATA: u8 = 0;
@@ -48,7 +48,7 @@ pub mod frame_type {
     pub const PRIORITY_UPDATE: u8 = 16;
 }
 
-/// The flags of frames: RFC 9113 §6.
+/// Frame flags: RFC 9113 §6.
 pub mod flag {
     #![allow(missing_docs)] // the names are those of the RFC
     pub const END_STREAM: u8 = 0x1;
@@ -61,18 +61,18 @@ pub mod flag {
 /// The header of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameHeader {
-    /// Bytes of the payload.
+    /// Length of the payload in bytes.
     pub length: u32,
-    /// See [`frame_type`].
+    /// Type, see [`frame_type`].
     pub frame_type: u8,
-    /// See [`flag`].
+    /// Flags, see [`flag`].
     pub flags: u8,
-    /// The stream, or 0.
+    /// Stream id, or 0 for the connection.
     pub stream: StreamId,
 }
 
 impl FrameHeader {
-    /// The header at the beginning of the input, if all of it is there. The reserved bit is ignored.
+    /// Parses the header at the beginning of the input, if it is complete. The reserved bit is ignored.
     #[inline]
     pub fn parse(input: &[u8]) -> Option<Self> {
         let &[high, middle, low, frame_type, flags, a, b, c, d] = input.first_chunk::<HEADER_LENGTH>()?;
@@ -84,7 +84,7 @@ impl FrameHeader {
         })
     }
 
-    /// As it is sent.
+    /// Returns the encoded header.
     #[inline]
     pub const fn to_bytes(self) -> [u8; HEADER_LENGTH] {
         debug_assert!(self.length <= FRAME_SIZE_MAX && self.stream <= MAX_31);
@@ -102,20 +102,19 @@ impl FrameHeader {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs)] // the names are those of RFC 9113 §6
 pub enum Frame {
-    /// DATA begins: `length` bytes count for the windows, of which `content` are data that come as [`Frame::Data`].
-    /// That many bytes and no more.
+    /// A DATA frame begins: `length` bytes count for flow control; exactly `content` of them follow as [`Frame::Data`].
     DataBegin {
         stream: StreamId,
         length: u32,
         content: u32,
         end_stream: bool,
     },
-    /// A piece of the data of the frame that began last, never empty: a range of the input, and whether it is the last.
+    /// A piece of data of the current frame: a non-empty range of the input. `is_last` marks the last piece.
     Data {
         piece: Range<usize>,
         is_last: bool,
     },
-    /// HEADERS: `dependency` is the stream that the priority of RFC 7540 names.
+    /// HEADERS: `dependency` is the stream named in the priority of RFC 7540.
     Headers {
         stream: StreamId,
         fragment: Range<usize>,
@@ -123,13 +122,13 @@ pub enum Frame {
         end_stream: bool,
         dependency: Option<StreamId>,
     },
-    /// CONTINUATION, which always follows a frame of the same stream.
+    /// CONTINUATION, always after a frame of the same stream.
     Continuation {
         stream: StreamId,
         fragment: Range<usize>,
         end_headers: bool,
     },
-    /// PRIORITY, whose meaning is obsolete (RFC 9113 §5.3.2).
+    /// PRIORITY, which is deprecated (RFC 9113 §5.3.2).
     Priority {
         stream: StreamId,
         dependency: StreamId,
@@ -138,7 +137,7 @@ pub enum Frame {
         stream: StreamId,
         code: ErrorCode,
     },
-    /// SETTINGS without the ACK flag: the settings are a range of the input, a multiple of six bytes.
+    /// SETTINGS without the ACK flag: the payload is a range of the input whose length is a multiple of six bytes.
     Settings {
         payload: Range<usize>,
     },
@@ -158,44 +157,44 @@ pub enum Frame {
         stream: StreamId,
         increment: u32,
     },
-    /// PRIORITY_UPDATE for a request: the priority's text is a range of the input.
+    /// PRIORITY_UPDATE for a request: the priority field value is a range of the input.
     PriorityUpdate {
         stream: StreamId,
         value: Range<usize>,
     },
-    /// The header of a frame of another type, whose payload is passed over: RFC 9113 §5.5.
+    /// Header of a frame of unknown type, whose payload is ignored: RFC 9113 §5.5.
     Unknown {
         frame_type: u8,
     },
-    /// A frame that only concerns one stream and is wrong.
+    /// A malformed frame that affects only one stream.
     Malformed {
         stream: StreamId,
         fault: StreamFault,
     },
 }
 
-/// One step of reading.
+/// Result of one reading step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReadFrame {
-    /// Bytes of the input that are done with, those of the frame included.
+    /// Number of input bytes processed, including those of the frame.
     pub consumed: usize,
-    /// What they were. `None` if more input is needed, or if nothing but padding was read.
+    /// The frame; `None` if more input is needed, or only padding was read.
     pub frame: Option<Frame>,
 }
 
-/// Reads frames from a buffer that the caller fills.
+/// Reads frames from a buffer filled by the caller.
 #[derive(Clone, Debug)]
 pub struct FrameReader {
     state: ReadState,
-    /// The longest payload that is taken.
+    /// Maximum payload accepted.
     length_max: u32,
-    /// The stream whose HEADERS is not complete.
+    /// Stream whose HEADERS frame is not complete.
     continues: Option<StreamId>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReadState {
-    /// In the client's preface; so many bytes were right.
+    /// In the client's preface, after `matched` bytes.
     Preface { matched: u8 },
     /// Before the first frame.
     First,
@@ -203,32 +202,32 @@ enum ReadState {
     Header,
     /// In the data of a frame.
     Data { left: u32, padding: u32 },
-    /// In bytes that mean nothing.
+    /// In bytes to be ignored.
     Skip { left: u32 },
 }
 
 impl FrameReader {
-    /// Reads what a client sends: the preface first.
+    /// Creates a reader for the input from a client, which begins with the preface.
     pub fn of_client(length_max: u32) -> Self {
         Self { state: ReadState::Preface { matched: 0 }, length_max, continues: None }
     }
 
-    /// Reads what a server sends.
+    /// Creates a reader for the input from a server.
     pub fn of_server(length_max: u32) -> Self {
         Self { state: ReadState::First, length_max, continues: None }
     }
 
-    /// How many bytes must be in the input at once for the next step: a frame of control is taken as a whole.
+    /// Number of input bytes that the next step may need at once: a control frame must be complete.
     pub fn input_max(&self) -> usize {
         HEADER_LENGTH + self.length_max as usize
     }
 
-    /// Whether the input may end here.
+    /// Returns `true` if the input may end here.
     pub fn is_between_frames(&self) -> bool {
         self.state == ReadState::Header && self.continues.is_none()
     }
 
-    /// Takes one step. The input begins where the step before ended.
+    /// Reads the next frame or piece. The input begins at the end of the previously processed bytes.
     pub fn read(&mut self, input: &[u8]) -> Result<ReadFrame, FrameFault> {
         match self.state {
             ReadState::Preface { matched } => self.read_preface(input, matched as usize),
@@ -295,9 +294,10 @@ impl FrameReader {
         }
     }
 
-    /// What can be said before the payload is there.
+    /// Checks that do not need the payload.
     fn check_header(&self, header: FrameHeader) -> Result<(), FrameFault> {
-        // Some clients acknowledge ours before they send their own: it is a frame of that type, too (RFC 9113 §3.4).
+        // Some clients acknowledge our SETTINGS before they send their own; that frame has the same type (RFC 9113
+        // §3.4).
         if self.state == ReadState::First && header.frame_type != frame_type::SETTINGS {
             return Err(FrameFault::SettingsExpected);
         }
@@ -338,8 +338,8 @@ impl FrameReader {
         if is_right { Ok(()) } else { Err(FrameFault::IncorrectLength) }
     }
 
-    /// Where the content of a frame that may be padded stands, and how much padding follows; `None` if the length of
-    /// the padding has not come.
+    /// Returns the range of the content and the length of the padding of a frame that may be padded, or `None` if the
+    /// padding length has not arrived.
     fn padded(&self, input: &[u8], header: FrameHeader) -> Result<Option<(Range<usize>, u32)>, FrameFault> {
         let end = HEADER_LENGTH + header.length as usize;
         if !header.has(flag::PADDED) {
@@ -432,12 +432,12 @@ impl FrameReader {
     }
 }
 
-/// Whether frames of this type have a meaning here.
+/// Returns `true` if the frame type is supported.
 fn is_known(frame_type: u8) -> bool {
     frame_type <= frame_type::CONTINUATION || frame_type == frame_type::PRIORITY_UPDATE
 }
 
-/// Appends a frame without a stream or with one, and its payload.
+/// Appends a frame and its payload.
 fn write(out: &mut Vec<u8>, frame_type: u8, flags: u8, stream: StreamId, payload: &[u8]) {
     let header = FrameHeader { length: payload.len() as u32, frame_type, flags, stream };
     out.extend_from_slice(&header.to_bytes());
@@ -459,7 +459,7 @@ pub fn write_settings_ack(out: &mut Vec<u8>) {
     write(out, frame_type::SETTINGS, flag::ACK, 0, b"");
 }
 
-/// Appends PING, or the answer to one.
+/// Appends PING, or its acknowledgement.
 pub fn write_ping(out: &mut Vec<u8>, is_ack: bool, payload: [u8; 8]) {
     write(out, frame_type::PING, if is_ack { flag::ACK } else { 0 }, 0, &payload);
 }
@@ -469,13 +469,13 @@ pub fn write_rst_stream(out: &mut Vec<u8>, stream: StreamId, code: ErrorCode) {
     write(out, frame_type::RST_STREAM, 0, stream, &code.0.to_be_bytes());
 }
 
-/// Appends WINDOW_UPDATE, for the connection if `stream` is 0; the increment is 1 to 2³¹−1.
+/// Appends WINDOW_UPDATE, for the connection if `stream` is 0. The increment must be 1 to 2³¹−1.
 pub fn write_window_update(out: &mut Vec<u8>, stream: StreamId, increment: u32) {
     debug_assert!((1..=MAX_31).contains(&increment));
     write(out, frame_type::WINDOW_UPDATE, 0, stream, &increment.to_be_bytes());
 }
 
-/// Appends GOAWAY; `debug` is for people and goes unread by programs.
+/// Appends GOAWAY with a debug text.
 pub fn write_goaway(out: &mut Vec<u8>, last_stream: StreamId, code: ErrorCode, debug: &[u8]) {
     let length = 8 + debug.len() as u32;
     out.extend_from_slice(&FrameHeader { length, frame_type: frame_type::GOAWAY, flags: 0, stream: 0 }.to_bytes());
@@ -493,8 +493,8 @@ pub fn write_priority_update(out: &mut Vec<u8>, stream: StreamId, value: &[u8]) 
     out.extend_from_slice(value);
 }
 
-/// Turns the block of fields that begins at `start` in `out`, behind a place for one header, into HEADERS and as many
-/// CONTINUATIONs as `length_max` makes necessary.
+/// Completes the field block at the end of `out`: at `start` there is room for a frame header, followed by the block.
+/// The result is HEADERS and, if the block is longer than `length_max`, CONTINUATIONs.
 pub fn finish_headers(out: &mut Vec<u8>, start: usize, stream: StreamId, end_stream: bool, length_max: u32) {
     let end_stream = if end_stream { flag::END_STREAM } else { 0 };
     let length = out.len() - start - HEADER_LENGTH;

@@ -1,40 +1,40 @@
-//! How much a peer may send of a body before it is read, on a connection that is long and fast: the window grows to
-//! the product of bandwidth and delay.
+//! Growth of receive windows for request bodies on long, fast connections: a window grows to the product of bandwidth
+//! and delay.
 //!
-//! A window that is used up within a few round trips keeps its peer waiting; one that is larger costs memory when
-//! whoever reads becomes slow. So it doubles when half of it was *read* in less than [`ROUND_TRIPS`] round trips, and
-//! only then; a peer alone cannot make it grow.
+//! A window that is used up within a few round trips makes the peer wait; a larger one costs memory when the reader is
+//! slow. So the window doubles only if half of it was *read* in less than [`ROUND_TRIPS`] round trips. A peer alone
+//! cannot make it grow.
 
 use std::time::Duration;
 
-/// Half of the window in less than so many round trips: it is what limits the peer.
+/// If half of the window is read in fewer round trips, the window limits the peer.
 const ROUND_TRIPS: u32 = 2;
 
-/// The largest window of a stream, in bytes: 640 Mbit/s at 50 ms.
+/// Maximum window of a stream in bytes: 640 Mbit/s at 50 ms.
 const STREAM_WINDOW_MAX: u32 = 4 << 20;
 
-/// A stream's window as it grows. Times are those of the caller's clock, in nanoseconds.
+/// The growing window of a stream. Times are in nanoseconds of the caller's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowGrowth {
     window: u32,
-    /// What was read of it since then.
+    /// Bytes read since the time `since`.
     read: u32,
     since: u64,
 }
 
 impl WindowGrowth {
-    /// The window that a stream begins with, in bytes.
+    /// Creates the state for a stream whose initial window has this size in bytes.
     pub fn new(window: u32, now: u64) -> WindowGrowth {
         WindowGrowth { window, read: 0, since: now }
     }
 
-    /// Its size, in bytes.
+    /// Current size in bytes.
     pub fn window(self) -> u32 {
         self.window
     }
 
-    /// So many bytes were read. `round_trip` is asked for when it matters ([`super::RoundTrip`]). Returns the larger
-    /// window, if it grows.
+    /// Notes that `count` bytes were read. `round_trip` is called only if needed ([`super::RoundTrip`]). Returns the
+    /// larger window if it grows.
     pub fn note_read(&mut self, count: usize, now: u64, round_trip: impl FnOnce() -> Option<Duration>) -> Option<u32> {
         self.read = self.read.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
         if self.read < self.window / 2 || self.window >= STREAM_WINDOW_MAX {
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(growth.note_read(30_000, at(40), far), None, "less than half");
         assert_eq!(growth.note_read(30_000, at(60), far), Some(128 * 1024));
         assert_eq!(growth.note_read(64 * 1024, at(159), far), Some(256 * 1024));
-        // Slow readers, or slow peers, need no more.
+        // A slow reader or peer needs no larger window.
         assert_eq!(growth.note_read(128 * 1024, at(300), far), None);
         assert_eq!(growth.note_read(128 * 1024, at(310), || None), None, "the round trip is unknown");
         let mut last = 0;

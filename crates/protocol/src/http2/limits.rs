@@ -1,41 +1,41 @@
-//! What a connection allows its peer: sizes, numbers, and how often a peer may do what costs us more than it.
+//! Limits on the peer of a connection: sizes, numbers, and the frequency of actions that cost us more than the peer.
 //!
-//! There is no clock here. Each kind of nuisance has a budget for an interval, whose length the caller decides: it
-//! calls [`super::Connection::handle_interval`] when the interval is over, and the budgets are full again. A connection
-//! that is idle needs no such call.
+//! No clock is read here. Each kind of excessive behaviour has a budget per interval. The caller decides on the length
+//! of the interval and calls [`super::Connection::handle_interval`] at its end, which refills the budgets. An idle
+//! connection does not need that call.
 
 use super::error::Flood;
 use super::frame::FRAME_SIZE_MIN;
 use super::hpack::TABLE_SIZE_DEFAULT;
 use crate::http1;
 
-/// Bounds of a connection. Those of its heads are the same as in HTTP/1, in the measure of RFC 9113 §10.5.1 (names,
+/// Limits of a connection. Those on heads are the same as in HTTP/1, with sizes as defined by RFC 9113 §10.5.1 (names,
 /// values, and 32 bytes for each field).
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Bounds of request heads, and how lenient we are with names. `head_max` also bounds responses and trailers.
+    /// Limits on request heads, and leniency with names. `head_max` also bounds responses and trailers.
     pub head: http1::Limits,
-    /// Streams that the peer may have open: nginx's `http2_max_concurrent_streams`.
+    /// Maximum number of streams opened by the peer: nginx's `http2_max_concurrent_streams`.
     pub concurrent_streams_max: u32,
-    /// How much of a message a peer may send before anybody has taken it, in bytes; at most 2³¹−1.
+    /// Receive window of a stream in bytes, at most 2³¹−1.
     pub stream_window: u32,
-    /// The same for all streams together; at least 65535, since no connection has less.
+    /// Receive window of the connection in bytes; at least 65535, the minimum of the protocol.
     pub connection_window: u32,
-    /// The longest frame that is taken, in bytes: 16384 to 2²⁴−1.
+    /// Maximum payload of a frame in bytes: 16384 to 2²⁴−1.
     pub frame_size_max: u32,
-    /// The table of our decoder, in bytes.
+    /// Table size of the decoder in bytes.
     pub decoder_table_size: u32,
-    /// The largest table of our encoder, in bytes.
+    /// Maximum table size of the encoder in bytes.
     pub encoder_table_size: u32,
-    /// CONTINUATION frames in one block of fields.
+    /// Maximum number of CONTINUATION frames in one field block.
     pub continuations_max: u32,
-    /// Bytes of a block of fields as it is encoded.
+    /// Maximum size of an encoded field block in bytes.
     pub block_max: usize,
-    /// Bytes of answers to control frames that may wait to be written.
+    /// Maximum size of pending responses to control frames in bytes.
     pub control_max: usize,
-    /// Whether requests may be extended CONNECTs: RFC 8441.
+    /// Allow extended CONNECT: RFC 8441.
     pub extended_connect: bool,
-    /// What may happen in an interval.
+    /// Limits per interval.
     pub floods: FloodLimits,
 }
 
@@ -59,31 +59,30 @@ impl Default for Limits {
     }
 }
 
-/// How often a peer may do something in an interval.
+/// Maximum number of actions of a peer per interval.
 #[derive(Clone, Debug)]
 pub struct FloodLimits {
     /// RST_STREAM frames for streams that we have not ended, and faults for which we send one.
     pub resets: u32,
-    /// PING frames; each HEADERS and each DATA frame of ours allows a further one, since peers measure with it what
-    /// they receive.
+    /// PING frames. Each HEADERS and DATA frame that we send permits one more, since peers use PING to measure their
+    /// bandwidth.
     pub pings: u32,
     /// SETTINGS frames.
     pub settings: u32,
     /// DATA frames without data and end, CONTINUATION frames without a fragment.
     pub empty_frames: u32,
-    /// WINDOW_UPDATE frames; each DATA frame of ours that the windows have not cut below 512 bytes allows two further
-    /// ones.
+    /// WINDOW_UPDATE frames. Each DATA frame that we send permits two more, unless the windows cut it below 512 bytes.
     pub window_updates: u32,
     /// PRIORITY and PRIORITY_UPDATE frames.
     pub priorities: u32,
     /// Frames of unknown types.
     pub unknown_frames: u32,
-    /// Requests beyond the number of streams.
+    /// Requests above the stream limit.
     pub refused_streams: u32,
 }
 
 impl Default for FloodLimits {
-    /// Meant for an interval of some ten seconds.
+    /// Intended for an interval of some ten seconds.
     fn default() -> Self {
         Self {
             resets: 500,
@@ -98,14 +97,14 @@ impl Default for FloodLimits {
     }
 }
 
-/// What is left of the budgets.
+/// Remaining budgets of the interval.
 #[derive(Clone, Debug)]
 pub(super) struct Budgets {
     left: FloodLimits,
 }
 
-/// A DATA frame that the windows cut shorter than this earns nothing: a peer with a window of one byte could otherwise
-/// go on for ever.
+/// A DATA frame cut shorter than this by the windows adds nothing to the budgets: otherwise a peer with a window of one
+/// byte could go on forever.
 const CUT_LENGTH_MIN: usize = 512;
 
 impl Budgets {
@@ -133,7 +132,7 @@ impl Budgets {
         Ok(())
     }
 
-    /// A DATA frame of ours with `length` of `available` bytes goes out.
+    /// Adds to the budgets for a DATA frame that we send: `length` of `available` bytes.
     pub(super) fn earn_by_data(&mut self, length: usize, available: usize, limits: &FloodLimits) {
         if length == available || length >= CUT_LENGTH_MIN {
             self.left.window_updates = self.left.window_updates.saturating_add(2).min(limits.window_updates);
@@ -141,7 +140,7 @@ impl Budgets {
         }
     }
 
-    /// A block of fields of ours goes out.
+    /// Adds to the budgets for a field block that we send.
     pub(super) fn earn_by_fields(&mut self, limits: &FloodLimits) {
         self.earn_ping(limits);
     }

@@ -1,9 +1,8 @@
 //! HTTP/2: RFC 9113, with HPACK (RFC 7541), extended CONNECT (RFC 8441) and priorities (RFC 9218).
 //!
-//! [`Connection`] is the whole state of one connection, for a server or a client. Bytes go in with
-//! [`Connection::handle_input`], which returns one event at a time; what must be sent comes out into the caller's
-//! buffers. Data are never copied: a piece that came is a range of the input, and of a piece to send only the frame's
-//! header is written here.
+//! [`Connection`] is the complete state of a connection, for server or client. [`Connection::handle_input`] takes bytes
+//! and returns one event at a time; output is appended to the caller's buffers. Data are never copied: a received piece
+//! is a range of the input, and for a piece to be sent only the frame header is written.
 //!
 //! ```text
 //! input --> FrameReader --> Connection --> Event, Fields (head, trailers)

@@ -1,13 +1,13 @@
 //! Extensible priorities: RFC 9218 §4.
 //!
-//! A hint, so what cannot be understood is passed over and never an error.
+//! A priority is only a hint, so invalid parts are ignored and never an error.
 
-/// How urgent a response is and whether its pieces are of use on their own.
+/// Urgency of a response, and whether its pieces are useful on their own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Priority {
-    /// 0 is the most urgent, 7 the least: RFC 9218 §4.1.
+    /// Urgency, from 0 (most urgent) to 7: RFC 9218 §4.1.
     pub urgency: u8,
-    /// Pieces may be mixed with those of other responses: RFC 9218 §4.2.
+    /// `true` if the response may be interleaved with others: RFC 9218 §4.2.
     pub incremental: bool,
 }
 
@@ -17,12 +17,12 @@ impl Default for Priority {
     }
 }
 
-/// The least urgent.
+/// The lowest urgency.
 pub const URGENCY_MAX: u8 = 7;
 
 impl Priority {
-    /// From the value of the field `priority` or of PRIORITY_UPDATE, such as `u=1, i`: a dictionary (RFC 9651 §3.2), of
-    /// which the members `u` and `i` count. What is missing or has another type is as usual.
+    /// Parses the field `priority` or the value of PRIORITY_UPDATE, such as `u=1, i`: a dictionary (RFC 9651 §3.2) of
+    /// which only the members `u` and `i` are used. A member that is missing or has another type keeps its default.
     pub fn parse(value: &[u8]) -> Self {
         let mut priority = Self::default();
         for member in value.split(|&byte| byte == b',') {

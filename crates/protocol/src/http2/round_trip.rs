@@ -1,48 +1,48 @@
-//! How long the way to a peer and back takes, measured by PINGs (RFC 9113 §6.7), as far as its frames are concerned:
-//! what the kernel knows of the way ends at the next relay, and for a Unix socket it knows nothing.
+//! Round-trip time to a peer, measured with PING frames (RFC 9113 §6.7). The kernel's measurement ends at the next
+//! proxy, and does not exist for Unix sockets.
 //!
-//! Frames wait behind others, so that what was measured is too much rather than too little: the shortest time counts,
-//! for [`KEPT_MAX`]. One PING is under way at a time, and another one is wanted [`MEASURED_EVERY`] later at the
-//! earliest. A peer that answers late looks far away, but never farther than [`TIME_MAX`].
+//! Frames queue behind others, so a measurement is too long rather than too short: the shortest one counts, for
+//! [`KEPT_MAX`]. At most one PING is in flight, and measurements are at least [`MEASURED_EVERY`] apart. A peer can
+//! delay its responses, but the result never exceeds [`TIME_MAX`].
 
 use std::time::Duration;
 
-/// The largest time that is believed.
+/// Maximum round-trip time.
 const TIME_MAX: Duration = Duration::from_secs(1);
 
-/// How much time is between two measurements.
+/// Minimum time between two measurements.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
 
-/// For how long the shortest of the times counts: ways change.
+/// Lifetime of the shortest measurement, since the path may change.
 const KEPT_MAX: Duration = Duration::from_secs(60);
 
-/// What is known of the way. Times are those of the caller's clock, in nanoseconds.
+/// The known round-trip time. Times are in nanoseconds of the caller's clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundTrip {
     known: Option<Known>,
-    /// When the PING was sent that is under way.
+    /// Time at which the PING in flight was sent.
     sent: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
     time: Duration,
-    /// When that was measured.
+    /// Time at which `time` was measured.
     since: u64,
-    /// When anything was.
+    /// Time of the last measurement.
     measured: u64,
 }
 
 impl RoundTrip {
-    /// What the PINGs carry.
+    /// Payload of the PINGs.
     pub const PAYLOAD: [u8; 8] = *b"way back";
 
-    /// The time, if it is known.
+    /// The round-trip time, if known.
     pub fn time(&self) -> Option<Duration> {
         self.known.map(|known| known.time)
     }
 
-    /// Somebody wants to know the time. True if a PING is to be sent for that, now.
+    /// Returns `true` if a PING should be sent now. Called when the round-trip time is needed.
     pub fn begin(&mut self, now: u64) -> bool {
         let is_recent = self.known.is_some_and(|known| elapsed(known.measured, now) < MEASURED_EVERY);
         if self.sent.is_some() || is_recent {
@@ -52,7 +52,7 @@ impl RoundTrip {
         true
     }
 
-    /// A PING is answered with this payload.
+    /// Handles the acknowledgement of a PING with this payload.
     pub fn note_answer(&mut self, payload: [u8; 8], now: u64) {
         if payload != Self::PAYLOAD {
             return;
@@ -76,7 +76,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Measures, if that is wanted.
+    /// Measures the round-trip time, if a measurement is due.
     fn measure(way: &mut RoundTrip, at: u64, time: Duration) -> bool {
         let begins = way.begin(at);
         if begins {
@@ -109,7 +109,7 @@ mod tests {
         assert!(way.time().is_none() && way.begin(10) && !way.begin(99 * SECOND));
         way.note_answer(*b"shutdown", 11);
         assert_eq!(way.time(), None);
-        // Whoever answers late is not the farther away for that.
+        // A late response does not increase the result beyond the maximum.
         way.note_answer(RoundTrip::PAYLOAD, 99 * SECOND);
         assert_eq!(way.time(), Some(TIME_MAX));
         way.note_answer(RoundTrip::PAYLOAD, 99 * SECOND);

@@ -1,9 +1,9 @@
-//! Which stream sends next: RFC 9218 §10.
+//! Scheduling of streams for sending: RFC 9218 §10.
 //!
-//! Knows only streams that have bytes in hand and whose windows are open, so that nobody waits for a disk or a peer.
-//! The most urgent go first. Among equals, those whose pieces are of use on their own take turns; the others are sent
-//! one after the other, the oldest first; and if there are both kinds, they alternate, so that neither starves.
-//! Invariant: a stream is here once at most.
+//! Contains only streams that have data ready and an open window, so no stream blocks others while it waits for a disk
+//! or a peer. The most urgent streams are sent first. Among equally urgent ones, incremental streams take turns and the
+//! others are sent one after the other, oldest first. If there are both kinds they alternate, so that neither starves.
+//! Invariant: a stream is scheduled at most once.
 
 use std::collections::VecDeque;
 
@@ -12,12 +12,12 @@ use super::priority::{Priority, URGENCY_MAX};
 
 const LEVELS: usize = URGENCY_MAX as usize + 1;
 
-/// The streams that could send now.
+/// The streams that can send now.
 #[derive(Clone, Debug, Default)]
 pub struct Scheduler {
-    /// The bit of each level that has a stream.
+    /// Bit set of the levels that have streams.
     occupied: u8,
-    /// There once a stream waited.
+    /// Allocated when the first stream is added.
     levels: Option<Box<[Level; LEVELS]>>,
 }
 
@@ -27,22 +27,22 @@ struct Level {
     sequential: VecDeque<StreamId>,
     /// In the order of their turns.
     incremental: VecDeque<StreamId>,
-    /// Whose turn it is if both have a stream.
+    /// `true` if it is the turn of the incremental streams when there are both kinds.
     is_turn_of_incremental: bool,
 }
 
 impl Scheduler {
-    /// A scheduler without streams.
+    /// Creates a scheduler without streams.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// True if no stream could send.
+    /// Returns `true` if no stream can send.
     pub fn is_empty(&self) -> bool {
         self.occupied == 0
     }
 
-    /// Adds a stream that is not here: it has bytes now, or has more after its turn.
+    /// Adds a stream that is not scheduled yet: it has data now, or more data after its turn.
     pub fn push(&mut self, stream: StreamId, priority: Priority) {
         let urgency = priority.urgency.min(URGENCY_MAX);
         let level = &mut self.levels.get_or_insert_default()[urgency as usize];
@@ -56,7 +56,8 @@ impl Scheduler {
         self.occupied |= 1 << urgency;
     }
 
-    /// Takes the stream whose turn it is. It comes back with [`Scheduler::push`] if it has more.
+    /// Removes and returns the stream whose turn it is. If it has more data, the caller adds it again with
+    /// [`Scheduler::push`].
     pub fn pop(&mut self) -> Option<StreamId> {
         let urgency = self.occupied.trailing_zeros() as usize;
         let level = self.levels.as_mut()?.get_mut(urgency)?;
@@ -73,7 +74,7 @@ impl Scheduler {
         stream
     }
 
-    /// Removes a stream, if it is here: it was reset, or its window closed.
+    /// Removes a stream, if it is scheduled: it was reset, or its window closed.
     pub fn remove(&mut self, stream: StreamId) {
         let Some(levels) = &mut self.levels else { return };
         for urgency in 0..LEVELS {
@@ -92,7 +93,7 @@ impl Scheduler {
         }
     }
 
-    /// Changes the priority of a stream, if it is here.
+    /// Changes the priority of a stream, if it is scheduled.
     pub fn reprioritize(&mut self, stream: StreamId, priority: Priority) {
         let is_in = |level: &Level| level.sequential.contains(&stream) || level.incremental.contains(&stream);
         if self.levels.as_ref().is_some_and(|levels| levels.iter().any(is_in)) {
@@ -119,7 +120,7 @@ mod tests {
         Priority { urgency, incremental }
     }
 
-    /// The next turns, in each of which a stream sends a piece and has more.
+    /// The next turns, if each stream has more data after its turn.
     fn turns(scheduler: &mut Scheduler, priorities: &[(StreamId, Priority)], count: usize) -> Vec<StreamId> {
         let turn = |_| {
             let stream = scheduler.pop().unwrap();

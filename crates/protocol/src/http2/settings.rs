@@ -5,7 +5,7 @@ use super::frame::{FRAME_SIZE_MAX, FRAME_SIZE_MIN, MAX_31};
 use super::hpack::TABLE_SIZE_DEFAULT;
 use super::window::WINDOW_DEFAULT;
 
-/// The numbers of the settings.
+/// Identifiers of the settings.
 pub mod id {
     #![allow(missing_docs)] // the names are those of the RFCs
     pub const HEADER_TABLE_SIZE: u16 = 1;
@@ -18,25 +18,25 @@ pub mod id {
     pub const NO_RFC7540_PRIORITIES: u16 = 9;
 }
 
-/// What the peer has set, as it counts for us.
+/// The peer's settings that affect us.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerSettings {
-    /// The table that its decoder has, in bytes.
+    /// Table size of its decoder in bytes.
     pub header_table_size: u32,
-    /// How many streams we may have open.
+    /// Maximum number of streams that we may open.
     pub concurrent_streams_max: u32,
-    /// The window of new streams, in bytes.
+    /// Send window of new streams in bytes.
     pub initial_window: u32,
-    /// The longest frame that it takes, in bytes.
+    /// Maximum payload of a frame in bytes.
     pub frame_size_max: u32,
-    /// The largest list of fields that it wants to see, in bytes; a hint.
+    /// Maximum size of a field list in bytes; advisory.
     pub header_list_max: u32,
-    /// It takes extended CONNECT.
+    /// `true` if it supports extended CONNECT.
     pub extended_connect: bool,
 }
 
 impl Default for PeerSettings {
-    /// What counts before the first SETTINGS: RFC 9113 §6.5.2.
+    /// Values before the first SETTINGS frame: RFC 9113 §6.5.2.
     fn default() -> Self {
         Self {
             header_table_size: TABLE_SIZE_DEFAULT,
@@ -50,9 +50,9 @@ impl Default for PeerSettings {
 }
 
 impl PeerSettings {
-    /// Takes the payload of a SETTINGS frame, its settings in their order; unknown ones are passed over. `is_client` is
-    /// true if the peer is a client. The smallest table size on the way is returned, since the table must have been
-    /// that small (RFC 7541 §4.2).
+    /// Applies the payload of a SETTINGS frame, in order; unknown settings are ignored. `is_client` is `true` if the
+    /// peer is a client. Returns the smallest table size in the payload, since the table must be reduced to it (RFC
+    /// 7541 §4.2).
     pub(super) fn apply(&mut self, payload: &[u8], is_client: bool) -> Result<u32, StateFault> {
         let mut smallest_table = u32::MAX;
         for setting in payload.chunks_exact(6) {
@@ -62,7 +62,7 @@ impl PeerSettings {
                     self.header_table_size = value;
                     smallest_table = smallest_table.min(value);
                 }
-                // A server never allows itself to be pushed to: RFC 9113 §6.5.2.
+                // A server must not enable push: RFC 9113 §6.5.2.
                 id::ENABLE_PUSH if value > u32::from(is_client) => return Err(StateFault::InvalidEnablePush),
                 id::MAX_CONCURRENT_STREAMS => self.concurrent_streams_max = value,
                 id::INITIAL_WINDOW_SIZE if value > MAX_31 => return Err(StateFault::InvalidInitialWindow),

@@ -1,8 +1,8 @@
 //! The streams of a connection: RFC 9113 §5.1.
 //!
-//! Only streams that are open in at least one direction are kept, sorted by id; of those that were reset, the last ones
-//! are remembered by id, since frames for them may still be under way. Invariant: a stream in the table may still send
-//! or receive.
+//! Contains only streams that are open in at least one direction, sorted by id. The ids of the most recently reset
+//! streams are remembered, since frames for them may still be in flight. Invariant: a stream in the table can still
+//! send or receive.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use super::frame::StreamId;
 use super::priority::Priority;
 use super::window::{ReceiveWindow, SendWindow};
 
-/// In which directions a stream is open.
+/// Directions in which a stream is open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     Open,
@@ -29,12 +29,12 @@ impl State {
         self != Self::HalfClosedRemote
     }
 
-    /// We end our side; `None` if that closes the stream.
+    /// Ends our side; `None` if that closes the stream.
     fn end_local(self) -> Option<Self> {
         (self != Self::HalfClosedRemote).then_some(Self::HalfClosedLocal)
     }
 
-    /// The peer ends its side; `None` if that closes the stream.
+    /// Ends the peer's side; `None` if that closes the stream.
     fn end_remote(self) -> Option<Self> {
         (self != Self::HalfClosedLocal).then_some(Self::HalfClosedRemote)
     }
@@ -46,46 +46,46 @@ pub(super) struct Stream {
     pub(super) state: State,
     pub(super) send: SendWindow,
     pub(super) receive: ReceiveWindow,
-    /// Bytes that were handed out and are not released yet.
+    /// Bytes passed to the caller and not released yet.
     pub(super) unreleased: u32,
-    /// How many bytes of content Content-Length still announces.
+    /// Bytes of content that must still arrive according to Content-Length.
     pub(super) length_left: Option<u64>,
     pub(super) priority: Priority,
-    /// The final head of the peer's message has come.
+    /// The peer's final head has arrived.
     pub(super) has_head: bool,
-    /// Our final head went out.
+    /// We have sent our final head.
     pub(super) has_sent_head: bool,
-    /// What it still sends interests nobody.
+    /// Further data from the peer are discarded.
     pub(super) is_discarded: bool,
-    /// Content-Length says nothing about the content: the answer to HEAD.
+    /// Content-Length does not describe the content: a response to HEAD or CONNECT.
     pub(super) ignores_length: bool,
 }
 
 impl Stream {
-    /// It was answered, and what it still sends is thrown away.
+    /// Returns `true` if the stream was answered and its remaining input is discarded.
     pub(super) fn is_answered(&self) -> bool {
         self.is_discarded && !self.state.may_send()
     }
 
-    /// It was refused, and is still to be answered: how the rest of it looks does not matter.
+    /// Returns `true` if the request was refused and not answered yet. The rest of its input is not checked.
     pub(super) fn is_refused(&self) -> bool {
         self.is_discarded && self.state.may_send()
     }
 
-    /// Nothing more may come than what is thrown away, and nothing more will be allowed.
+    /// Returns `true` if the stream was answered and its receive window is used up; it will not be reopened.
     pub(super) fn is_used_up(&self) -> bool {
         self.is_answered() && self.receive.is_closed()
     }
 }
 
-/// How a stream that is not in the table got to its end.
+/// The end of a stream that is no longer in the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Past {
-    /// We have reset it: what comes is ignored for a while.
+    /// Reset by us: its frames are ignored for a while.
     ResetByUs,
-    /// The peer has reset it.
+    /// Reset by the peer.
     ResetByPeer,
-    /// Both sides have ended it, or it was skipped.
+    /// Ended by both sides, or skipped.
     Ended,
 }
 
@@ -93,13 +93,13 @@ pub(super) enum Past {
 pub(super) struct Streams {
     /// Sorted by id.
     open: VecDeque<Stream>,
-    /// The streams that were reset last, and whether by us.
+    /// The most recently reset streams, `true` if reset by us.
     reset: VecDeque<(StreamId, bool)>,
-    /// Up to that id resets may be forgotten.
+    /// Resets of streams up to this id may have been forgotten.
     forgotten: StreamId,
 }
 
-/// How many reset streams are remembered: as many as a client may usually have open, twice.
+/// Number of reset streams remembered: twice the default number of concurrent streams.
 const RESET_MAX: usize = 256;
 
 impl Streams {
@@ -130,13 +130,13 @@ impl Streams {
         self.open.iter()
     }
 
-    /// Adds a stream, whose id is larger than all before.
+    /// Adds a stream, whose id must be larger than all previous ones.
     pub(super) fn push(&mut self, stream: Stream) {
         debug_assert!(self.open.back().is_none_or(|last| last.id < stream.id));
         self.open.push_back(stream);
     }
 
-    /// We end our side. Returns the stream if it is closed now.
+    /// Ends our side. Returns the stream if it is closed now.
     pub(super) fn end_local(&mut self, id: StreamId) -> Option<Stream> {
         let place = self.place(id)?;
         match self.open[place].state.end_local() {
@@ -148,7 +148,7 @@ impl Streams {
         }
     }
 
-    /// The peer ends its side. Returns the stream if it is closed now.
+    /// Ends the peer's side. Returns the stream if it is closed now.
     pub(super) fn end_remote(&mut self, id: StreamId) -> Option<Stream> {
         let place = self.place(id)?;
         match self.open[place].state.end_remote() {
@@ -160,13 +160,13 @@ impl Streams {
         }
     }
 
-    /// The stream was reset.
+    /// Removes and returns a stream that was reset.
     pub(super) fn remove_reset(&mut self, id: StreamId, by_us: bool) -> Option<Stream> {
         self.remember_reset(id, by_us);
         self.place(id).and_then(|place| self.open.remove(place))
     }
 
-    /// A stream that never was in the table was reset.
+    /// Remembers the reset of a stream that never was in the table.
     pub(super) fn remember_reset(&mut self, id: StreamId, by_us: bool) {
         if let Some(known) = self.reset.iter_mut().rev().find(|known| known.0 == id) {
             known.1 |= by_us;
@@ -180,7 +180,7 @@ impl Streams {
         self.reset.push_back((id, by_us));
     }
 
-    /// What became of a stream that is not in the table any more.
+    /// Returns how a stream that is no longer in the table ended.
     pub(super) fn past(&self, id: StreamId) -> Past {
         match self.reset.iter().rev().find(|known| known.0 == id) {
             Some((_, false)) => Past::ResetByPeer,

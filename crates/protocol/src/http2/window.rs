@@ -1,18 +1,18 @@
-//! Windows of flow control: RFC 9113 §5.2 and §6.9.
+//! Flow-control windows: RFC 9113 §5.2 and §6.9.
 //!
-//! One for each direction of each stream and of the connection. Invariant: a window never exceeds 2³¹−1 bytes; it may
-//! be below zero, after its initial size was changed.
+//! There is one for each direction of each stream and of the connection. Invariant: a window never exceeds 2³¹−1 bytes;
+//! it may be negative after its initial size was changed.
 
 use super::frame::MAX_31;
 
-/// The size of a window that nobody has spoken about, in bytes: RFC 9113 §6.9.2.
+/// Default size of a window in bytes: RFC 9113 §6.9.2.
 pub(super) const WINDOW_DEFAULT: u32 = 65_535;
 
-/// A window that would exceed 2³¹−1 bytes.
+/// Error: the window would exceed 2³¹−1 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Overflow;
 
-/// What we may send.
+/// Bytes that we may send.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SendWindow {
     left: i32,
@@ -28,13 +28,13 @@ impl SendWindow {
         self.left.max(0) as usize
     }
 
-    /// The frame of that length is being built: it fits.
+    /// Charges the window for a frame of that length, which must fit.
     pub(super) fn charge(&mut self, length: usize) {
         debug_assert!(length <= self.available());
         self.left -= length as i32;
     }
 
-    /// Opens the window, or closes it when its initial size shrinks. Says whether it was closed and is open now.
+    /// Opens the window, or reduces it when its initial size shrinks. Returns `true` if it was closed and is open now.
     pub(super) fn change(&mut self, by: i64) -> Result<bool, Overflow> {
         let was_closed = self.left <= 0;
         self.left = i32::try_from(i64::from(self.left) + by).map_err(|_| Overflow)?;
@@ -42,13 +42,13 @@ impl SendWindow {
     }
 }
 
-/// What the peer may send.
+/// Bytes that the peer may send.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReceiveWindow {
     left: i32,
-    /// Bytes that are done with, which the peer has not been told.
+    /// Released bytes not yet announced to the peer.
     returned: u32,
-    /// The size that is kept up.
+    /// Size to which the window is refilled.
     size: u32,
 }
 
@@ -58,7 +58,7 @@ impl ReceiveWindow {
         Self { left: size as i32, returned: 0, size }
     }
 
-    /// Bytes have come; false if they were too many.
+    /// Charges the window for received bytes. Returns `false` if they exceed it.
     pub(super) fn charge(&mut self, length: u32) -> bool {
         let Ok(left) = i32::try_from(i64::from(self.left) - i64::from(length)) else { return false };
         if left < 0 && length > 0 {
@@ -68,17 +68,18 @@ impl ReceiveWindow {
         true
     }
 
-    /// Whether nothing may come until the peer is told otherwise.
+    /// Returns `true` if the peer may not send until the window is updated.
     pub(super) fn is_closed(self) -> bool {
         self.left <= 0
     }
 
-    /// Bytes are done with.
+    /// Returns processed bytes to the window.
     pub(super) fn give_back(&mut self, length: u32) {
         self.returned = self.returned.saturating_add(length).min(MAX_31);
     }
 
-    /// The increment that the peer should be told now: at least half of the window, so that updates stay rare.
+    /// Returns the increment to announce to the peer now, if any: at least half of the window, so that updates are
+    /// rare.
     pub(super) fn take_update(&mut self) -> Option<u32> {
         if self.returned == 0 || self.returned < self.size / 2 {
             return None;
@@ -89,7 +90,7 @@ impl ReceiveWindow {
         (increment > 0).then_some(increment)
     }
 
-    /// Opens the window by so much at once, beside what was given back, and returns the increment to be told.
+    /// Opens the window by `by` in addition to the returned bytes. Returns the increment to announce.
     pub(super) fn widen(&mut self, by: u32) -> u32 {
         let increment = self.returned.saturating_add(by).min(MAX_31 - self.left.max(0) as u32);
         self.left += increment as i32;
@@ -97,7 +98,7 @@ impl ReceiveWindow {
         increment
     }
 
-    /// Makes the window larger: the next update says so. A smaller size changes nothing.
+    /// Enlarges the window; the next update announces it. A smaller size is ignored.
     pub(super) fn grow_to(&mut self, size: u32) {
         let size = size.min(MAX_31);
         if size > self.size {
@@ -106,7 +107,7 @@ impl ReceiveWindow {
         }
     }
 
-    /// The peer has learnt of another initial size, by SETTINGS.
+    /// Changes the initial size when the peer acknowledges our SETTINGS.
     pub(super) fn change_initial(&mut self, from: u32, to: u32) {
         let left = i64::from(self.left) + i64::from(to) - i64::from(from);
         self.left = left.clamp(i64::from(i32::MIN), i64::from(MAX_31)) as i32;

@@ -1,7 +1,7 @@
-//! What a connection sends: heads, data, trailers.
+//! Output of a connection: heads, data, trailers.
 //!
-//! Windows are charged when a frame is built, never before: whoever waits for a disk or a peer holds none. Invariant:
-//! frames reach the wire in the order in which they are written, since blocks of fields build on each other.
+//! Windows are charged only when a frame is built, so a stream that waits for a disk or a peer holds no part of them.
+//! Invariant: frames must be sent in the order in which they are written, since field blocks depend on each other.
 
 use std::fmt;
 
@@ -13,14 +13,14 @@ use crate::http1::request_writer::{Unwritable, ends_line, is_token};
 use crate::http1::response::write_decimal;
 use crate::response::ResponseField;
 
-/// Why nothing could be sent on a stream.
+/// Reason why a frame could not be sent on a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendFault {
     /// The stream is gone: reset by either side, or closed.
     Gone,
-    /// Our side of it has ended.
+    /// Our side has ended.
     Ended,
-    /// A head where there was one, or data and trailers before it.
+    /// A second head, or data or trailers before the head.
     OutOfOrder,
 }
 
@@ -36,58 +36,59 @@ impl fmt::Display for SendFault {
 
 impl std::error::Error for SendFault {}
 
-/// Why a client cannot begin a request on a connection.
+/// Reason why a client cannot open a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CannotOpen {
-    /// As many streams are open as the server allows.
+    /// The maximum number of streams allowed by the server is open.
     Full,
     /// The server has sent GOAWAY.
     GoingAway,
-    /// All ids were used.
+    /// All stream ids are used.
     IdsUsedUp,
-    /// A part of the request would be read as something else.
+    /// A part of the request would be parsed as something else.
     Unwritable(Unwritable),
 }
 
-/// How much of a body went into a frame.
+/// Result of writing a DATA frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SentData {
-    /// That many bytes must follow the frame's header.
+    /// Number of bytes that must follow the frame header.
     pub length: usize,
-    /// The message is complete.
+    /// `true` if the message is complete.
     pub end_stream: bool,
 }
 
 impl SentData {
-    /// No frame was written: a window is closed. [`super::Event::WindowOpened`] says when to try again.
+    /// Returns `true` if no frame was written, since a window is closed. Try again after
+    /// [`super::Event::WindowOpened`].
     pub fn is_blocked(self) -> bool {
         self == Self::default()
     }
 }
 
-/// What a client asks for: the pseudo-headers of a request (RFC 9113 §8.3.1).
+/// The pseudo-headers of a request (RFC 9113 §8.3.1).
 #[derive(Clone, Copy, Debug)]
 pub struct RequestLine<'t> {
-    /// The method.
+    /// Method.
     pub method: &'t [u8],
     /// `http` or `https`; not sent with a plain CONNECT.
     pub scheme: &'t [u8],
-    /// Host and perhaps port; not sent if empty.
+    /// Host and optional port; not sent if empty.
     pub authority: &'t [u8],
     /// Path and query, or `*`; not sent with a plain CONNECT.
     pub path: &'t [u8],
-    /// What an extended CONNECT asks for: RFC 8441.
+    /// Protocol of an extended CONNECT: RFC 8441.
     pub protocol: Option<&'t [u8]>,
 }
 
 impl RequestLine<'_> {
-    /// Whether it can be written: [`Connection::write_request`] asks, too.
+    /// Checks that the pseudo-headers can be written. [`Connection::write_request`] makes the same check.
     pub fn check(&self) -> Result<(), Unwritable> {
         check_line(self)
     }
 }
 
-/// Whether a field can be written: [`FieldsWriter::field`] asks, too.
+/// Checks that a field can be written. [`FieldsWriter::field`] makes the same check.
 pub fn check_field(name: &[u8], value: &[u8]) -> Result<(), Unwritable> {
     if !is_token(name) || is_of_connection(name) {
         return Err(Unwritable::Name);
@@ -103,7 +104,7 @@ pub struct FieldsWriter<'a> {
 }
 
 impl FieldsWriter<'_> {
-    /// Appends a field of a response. Fields of the connection are refused: RFC 9113 §8.2.2.
+    /// Appends a field of a response. Connection-specific fields are refused: RFC 9113 §8.2.2.
     #[inline]
     pub fn known(&mut self, field: ResponseField, value: &[u8]) -> Result<(), Unwritable> {
         use ResponseField as F;
@@ -115,15 +116,15 @@ impl FieldsWriter<'_> {
         Ok(())
     }
 
-    /// Appends a field of a response that is a number.
+    /// Appends a numeric field of a response.
     pub fn known_number(&mut self, field: ResponseField, number: u64) -> Result<(), Unwritable> {
         let mut digits = Vec::with_capacity(20);
         write_decimal(&mut digits, number);
         self.known(field, &digits)
     }
 
-    /// Appends any field; capitals in its name are written small. Fields of the connection are refused: RFC 9113
-    /// §8.2.2.
+    /// Appends any field; capitals in its name are converted to lower case. Connection-specific fields are refused: RFC
+    /// 9113 §8.2.2.
     pub fn field(&mut self, name: &[u8], value: &[u8], indexing: Indexing) -> Result<(), Unwritable> {
         if !is_token(name) || is_of_connection(name) {
             return Err(Unwritable::Name);
@@ -133,7 +134,7 @@ impl FieldsWriter<'_> {
     }
 }
 
-/// Without spaces and tabs at its ends, which HTTP/2 does not allow: RFC 9113 §8.2.1.
+/// Trims spaces and tabs, which HTTP/2 does not allow at the ends of a value (RFC 9113 §8.2.1).
 #[inline]
 fn checked_value(value: &[u8]) -> Result<&[u8], Unwritable> {
     if ends_line(value) {
@@ -158,9 +159,9 @@ fn is_of_connection(name: &[u8]) -> bool {
     NAMES.iter().any(|other| name.eq_ignore_ascii_case(other))
 }
 
-/// The frames that go out on streams. Everything is appended to `out`, behind the frames of control that wait.
+/// Writing of frames on streams. All functions append to `out`, after the pending control frames.
 impl Connection {
-    /// Writes the head of a response, which with a status of 1xx is an interim one. `write` writes its fields.
+    /// Writes the head of a response; with a status of 1xx it is an interim response. `write` writes the fields.
     pub fn write_response(
         &mut self,
         id: StreamId,
@@ -182,7 +183,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Begins a request, on a stream of its own.
+    /// Opens a stream and writes the head of a request.
     pub fn write_request(
         &mut self,
         line: RequestLine<'_>,
@@ -218,7 +219,7 @@ impl Connection {
         Ok(id)
     }
 
-    /// Whether a request can begin now.
+    /// Checks that a stream can be opened now.
     pub fn check_can_open(&self) -> Result<(), CannotOpen> {
         if self.goaway_received().is_some() {
             Err(CannotOpen::GoingAway)
@@ -231,9 +232,9 @@ impl Connection {
         }
     }
 
-    /// Writes the header of a DATA frame that takes as much of `available` bytes as the windows and the peer's frames
-    /// allow, and charges the windows; the caller appends exactly [`SentData::length`] bytes. If `is_rest`, nothing
-    /// follows those bytes: the frame that takes the last of them ends the stream, and an empty one may.
+    /// Writes the header of a DATA frame for as many of `available` bytes as the windows and the peer's frame size
+    /// allow, and charges the windows. The caller appends exactly [`SentData::length`] bytes. If `is_rest`, these are
+    /// the last bytes of the body: the frame with the last of them ends the stream; it may be empty.
     #[inline]
     pub fn write_data(
         &mut self,
@@ -281,7 +282,7 @@ impl Connection {
         Ok(())
     }
 
-    /// How many bytes of data could be sent on a stream at once; 0 if it is gone.
+    /// Number of bytes of data that can be sent on a stream at once; 0 if it is gone.
     pub fn send_window(&self, id: StreamId) -> usize {
         match self.streams.get(id) {
             Some(stream) if stream.state.may_send() => stream.send.available().min(self.send.available()),

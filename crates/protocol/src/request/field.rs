@@ -1,9 +1,9 @@
-//! The header fields of requests that Gale knows by number, so that they are found without comparing names.
+//! Known header fields of requests, identified by number instead of by name.
 
 use crate::known_field::known_fields;
 
 known_fields! {
-    /// A header field that Gale knows by number.
+    /// A known header field of a request.
     KnownHeader:
     Accept "Accept",
     AcceptCharset "Accept-Charset",
@@ -52,8 +52,8 @@ known_fields! {
     XRequestedWith "X-Requested-With",
 }
 
-/// A second line with one of these names is an offence (as in nginx): the two might be read differently by two
-/// programs. A second Host is judged apart, since that offence has its own name.
+/// Fields that must not be repeated, as in nginx, since programs may interpret a repetition differently. A second Host
+/// is checked separately, because it has its own offence.
 const UNIQUE: KnownHeaders = KnownHeaders::of(&[
     KnownHeader::Authorization,
     KnownHeader::ContentLength,
@@ -69,7 +69,7 @@ const UNIQUE: KnownHeaders = KnownHeaders::of(&[
 ]);
 
 impl KnownHeader {
-    /// Whether a second line with this name is an offence.
+    /// Returns `true` if a second line with this name is an offence.
     pub(crate) const fn is_unique(self) -> bool {
         UNIQUE.0 >> self as u8 & 1 == 1
     }
@@ -80,7 +80,7 @@ impl KnownHeader {
 pub struct KnownHeaders(u64);
 
 impl KnownHeaders {
-    /// These fields.
+    /// Creates a set of these fields.
     pub const fn of(headers: &[KnownHeader]) -> Self {
         let (mut set, mut index) = (0, 0);
         while index < headers.len() {
@@ -90,7 +90,7 @@ impl KnownHeaders {
         KnownHeaders(set)
     }
 
-    /// Whether one of them is among `present`, a word with the bit of each field that is there.
+    /// Returns `true` if one of the fields is in `present`, a bit set of fields.
     pub(super) fn has_any_of(self, present: u64) -> bool {
         self.0 & present != 0
     }

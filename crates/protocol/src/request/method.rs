@@ -1,7 +1,6 @@
-//! Request methods: the ones that nginx knows by name; all others keep their text.
+//! Request methods: those that nginx knows by name; all others keep only their text.
 
-/// A request method. The text of any method, known or not, is in
-/// [`crate::request::RequestHead::method_name`].
+/// A request method. The text of any method, known or not, is returned by [`crate::request::RequestHead::method_name`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[allow(missing_docs)] // the names say it
 pub enum Method {
@@ -27,7 +26,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// The method of that exact name (methods are case-sensitive: RFC 9110 §9.1).
+    /// Returns the method with exactly that name (methods are case-sensitive: RFC 9110 §9.1).
     pub fn from_name(name: &[u8]) -> Self {
         match name {
             b"GET" => Self::Get,

@@ -1,4 +1,4 @@
-//! Server Side Includes: finds the commands in a document that comes in pieces.
+//! Server Side Includes: finds commands in a document that arrives in pieces.
 //! (<https://nginx.org/en/docs/http/ngx_http_ssi_module.html#commands>)
 //!
 //! ```text
@@ -6,11 +6,11 @@
 //!        └─ opening                                          └─ closing
 //! ```
 //!
-//! Knows how a command is written, and no command. Text is never copied: events refer to the piece; only the beginning
-//! of an opening that a piece ended with, and that turned out to be text, comes as text of its own. What is kept is one
-//! command: its name, [`PARAMETERS_MAX`] parameters with names of [`NAME_MAX`] bytes and values of a bound of the
-//! caller's, and a message. The states are nginx's, also where they are strange: what follows a mistake is passed over
-//! up to `-->`.
+//! Knows the syntax of commands, but not their meaning. Text is not copied: events refer to the current piece.
+//! Exception: the beginning of an opening at the end of a piece that turns out to be text is returned as text of its
+//! own. The parser stores only one command (its name and up to [`PARAMETERS_MAX`] parameters, with names of up to
+//! [`NAME_MAX`] bytes and values up to the caller's limit) and one message. The states are nginx's, including their
+//! quirks: after a mistake everything up to `-->` is ignored.
 
 pub mod text;
 
@@ -18,38 +18,38 @@ use std::ops::Range;
 
 use bstr::BStr;
 
-/// How long the name of a command or of a parameter may be.
+/// Maximum length of the name of a command or parameter.
 pub const NAME_MAX: usize = 32;
 
-/// How many parameters a command may have.
+/// Maximum number of parameters of a command.
 pub const PARAMETERS_MAX: usize = 16;
 
 const OPENING: &[u8] = b"<!--#";
 
-/// What was found.
+/// A part of the document.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A part of the piece is text.
+    /// Text: a range of the current piece.
     Text(Range<usize>),
-    /// Earlier pieces ended with this, and it is text.
+    /// Text at the end of earlier pieces that was held back.
     HeldText(&'static [u8]),
     /// A command.
     Command(Command),
-    /// Something in place of a command; the message says what is wrong with it, in nginx's words.
+    /// An invalid command, with nginx's error message.
     Mistake(String),
 }
 
-/// A command as it was written.
+/// A command as written in the document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Command {
-    /// Its name.
+    /// Name.
     pub name: Vec<u8>,
-    /// Names and values, in order; one more than [`PARAMETERS_MAX`] if there are more.
+    /// Names and values of the parameters, in order; one more than [`PARAMETERS_MAX`] if there are too many.
     pub parameters: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Command {
-    /// The command as text: what it was written like, but for blanks and the kind of quotes.
+    /// Appends the command as text: as in the document, except for blanks and the kind of quotes.
     pub fn append_text(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(OPENING);
         out.extend_from_slice(&self.name);
@@ -72,7 +72,7 @@ pub struct Parser {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Text,
-    /// So many bytes of the opening have come.
+    /// After so many bytes of the opening.
     Opening(usize),
     BeforeCommand,
     Command,
@@ -91,14 +91,14 @@ enum State {
 }
 
 impl Parser {
-    /// A parser at the beginning of a document, for values of at most `value_max` bytes.
+    /// Creates a parser at the beginning of a document, for values of at most `value_max` bytes.
     pub fn new(value_max: usize) -> Parser {
         let (command, mistake) = Default::default();
         Parser { state: State::Text, value_max, command, mistake }
     }
 
-    /// The next event in `piece` from `at` on, which moves behind it. `None` when the piece has been used up; the next
-    /// call is for the next piece, from 0 on, or for the same one with more at its end.
+    /// Returns the next event in `piece` from `at` on, and moves `at` behind it. Returns `None` at the end of the
+    /// piece; the next call is for the next piece, from 0 on, or for the same piece with more bytes appended.
     pub fn next(&mut self, piece: &[u8], at: &mut usize) -> Option<Event> {
         if matches!(self.state, State::Text | State::Opening(_)) {
             let event = self.next_text(piece, at);
@@ -116,7 +116,7 @@ impl Parser {
         None
     }
 
-    /// The document has ended: what was held back, and the mistake in a command that does not end.
+    /// Handles the end of the document: returns text held back, or the mistake in an unfinished command.
     pub fn end(&mut self) -> Option<Event> {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Opening(length) => Some(Event::HeldText(&OPENING[..length])),
@@ -125,11 +125,11 @@ impl Parser {
         }
     }
 
-    /// Text up to the next opening, or up to the end of the piece. Without an event the piece has been used up, or an
-    /// opening is complete.
+    /// Processes text up to the next opening or the end of the piece. Without an event, the end of the piece was
+    /// reached or an opening is complete.
     fn next_text(&mut self, piece: &[u8], at: &mut usize) -> Option<Event> {
         let start = *at;
-        // How much of an opening the pieces before this one ended with.
+        // Number of bytes of an opening at the end of the previous pieces.
         let held = if let State::Opening(length) = self.state { length } else { 0 };
         while let Some(&byte) = piece.get(*at) {
             match self.state {
@@ -145,7 +145,7 @@ impl Parser {
                 State::Opening(_) => {
                     self.state = State::Text;
                     if held > 0 {
-                        // What was held back is text, and what came of this piece is looked at anew.
+                        // The bytes held back are text; those of this piece are processed again.
                         *at = start;
                         return Some(Event::HeldText(&OPENING[..held]));
                     }
@@ -159,12 +159,12 @@ impl Parser {
                 },
             }
         }
-        // What may be an opening is held back.
+        // The possible beginning of an opening is held back.
         let opening = if let State::Opening(length) = self.state { length } else { 0 };
         text(start, at.saturating_sub(opening))
     }
 
-    /// A byte of a command. An event ends it.
+    /// Processes one byte of a command. An event ends the command.
     fn handle(&mut self, byte: u8) -> Option<Event> {
         let is_blank = matches!(byte, b' ' | b'\r' | b'\n' | b'\t');
         let (name_length, value_length) =
@@ -189,7 +189,7 @@ impl Parser {
             State::BeforeParameter if is_blank => State::BeforeParameter,
             State::BeforeParameter if byte == b'-' => State::Closing(1),
             State::BeforeParameter => {
-                // One too many tells that there are too many.
+                // At most one parameter too many is stored, which indicates the error.
                 self.command.parameters.truncate(PARAMETERS_MAX);
                 self.command.parameters.push((vec![byte], Vec::new()));
                 State::Parameter
@@ -277,7 +277,7 @@ fn text(start: usize, end: usize) -> Option<Event> {
 mod tests {
     use super::*;
 
-    /// What a document consists of when it comes in these pieces; texts that follow each other are put together.
+    /// Returns the parts of a document that arrives in these pieces; consecutive texts are joined.
     fn parse(pieces: &[&[u8]]) -> Vec<String> {
         let mut parser = Parser::new(20);
         let mut found: Vec<String> = Vec::new();
@@ -315,7 +315,7 @@ mod tests {
         found
     }
 
-    /// The same, whole, byte by byte and in every two pieces.
+    /// Checks the result for the whole document, byte by byte, and for each split into two pieces.
     #[track_caller]
     fn check(document: &str, expected: &[&str]) {
         let document = document.as_bytes();

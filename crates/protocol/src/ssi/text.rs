@@ -1,11 +1,11 @@
-//! What the values of SSI commands may hold: texts with variables, and the expressions of `if`.
+//! Values in SSI commands: texts with variables, and the expressions of `if`.
 //!
-//! `\` stands before `\`, `'`, `"` and `$` that mean themselves; before anything else it means itself.
+//! `\` escapes `\`, `'`, `"` and `$`; before any other character it stands for itself.
 
 use bstr::BStr;
 
-/// Appends `text` to `out` with `variable` appending the values of variables, whose names come in lower case. The error
-/// is nginx's message.
+/// Appends `text` to `out`. `variable` appends the value of a variable, whose name is passed in lower case. An error is
+/// nginx's message.
 pub fn evaluate(text: &[u8], out: &mut Vec<u8>, mut variable: impl FnMut(&[u8], &mut Vec<u8>)) -> Result<(), String> {
     let mut at = 0;
     while let Some(&byte) = text.get(at) {
@@ -30,7 +30,7 @@ pub fn evaluate(text: &[u8], out: &mut Vec<u8>, mut variable: impl FnMut(&[u8], 
     Ok(())
 }
 
-/// The name behind a dollar sign, and how long it is as it is written.
+/// Returns the name after a dollar sign, and the length of its spelling.
 fn name<'t>(text: &[u8], rest: &'t [u8]) -> Result<(&'t [u8], usize), String> {
     let inner = rest.strip_prefix(b"{");
     let start = inner.unwrap_or(rest);
@@ -46,28 +46,28 @@ fn name<'t>(text: &[u8], rest: &'t [u8]) -> Result<(&'t [u8], usize), String> {
     Ok((name, length + if inner.is_some() { 2 } else { 0 }))
 }
 
-/// What `if` and `elif` test. The texts are still to be evaluated.
+/// The condition of `if` and `elif`. The texts are not evaluated yet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Expression {
-    /// What stands on the left, in lower case.
+    /// Left-hand side, in lower case.
     pub left: Vec<u8>,
-    /// What it is compared with; without that the left must not be empty.
+    /// Comparison with the right-hand side. Without one the condition is true if the left-hand side is not empty.
     pub comparison: Option<Comparison>,
 }
 
 /// The right-hand side of an expression.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Comparison {
-    /// `!=`
+    /// `!=` instead of `=`.
     pub is_negative: bool,
-    /// `/.../`: the text is a regular expression.
+    /// `true` if the text is a regular expression: `/.../`.
     pub is_regex: bool,
     /// The text, or the regular expression between its slashes.
     pub text: Vec<u8>,
 }
 
 impl Expression {
-    /// Takes an expression apart; `None` if it is none.
+    /// Parses an expression; `None` if it is invalid.
     pub fn parse(expression: &[u8]) -> Option<Expression> {
         let is_left =
             |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'$' | b'{' | b'}' | b'_' | b'"' | b'\'');

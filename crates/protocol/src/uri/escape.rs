@@ -1,13 +1,11 @@
-//! Percent-encoding in nginx's classes, its reverse, and the escaping of HTML and JSON.
+//! Percent-encoding in nginx's classes, decoding, and escaping for HTML and JSON.
 //!
-//! Which bytes a class encodes is nginx's choice (a superset of what RFC 3986 demands), so that
-//! redirects and proxied requests look the same. Invariant: unescaping undoes escaping in every
-//! class.
+//! Each class encodes the same bytes as in nginx (a superset of those required by RFC 3986), so that redirects and
+//! proxied requests are identical. Invariant: decoding reverses encoding in every class.
 
 use super::decode_pair;
 
-/// Where the escaped text will stand, and so which bytes must be encoded besides control characters
-/// and bytes from 0x7f.
+/// Use of the escaped text. It determines which bytes are encoded besides control characters and bytes from 0x7f.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
     /// A path: space `"` `#` `%` `<` `>` `?` `\` `^` `` ` `` `{` `|` `}`.
@@ -18,14 +16,13 @@ pub enum Class {
     Component,
     /// A link inside HTML: as [`Class::Uri`] with `'`, but not `?`.
     Html,
-    /// A URL in a Refresh header: space `"` `'` `<` `>` `\` `^` `` ` `` `{` `|` `~`; an existing
-    /// encoding stays.
+    /// A URL in a Refresh header: space `"` `'` `<` `>` `\` `^` `` ` `` `{` `|` `~`; existing percent-encoding is kept.
     Refresh,
-    /// A memcached key: control characters, space and `%` only; bytes from 0x7f stay.
+    /// A memcached key: only control characters, space and `%`; bytes from 0x7f are kept.
     Memcached,
 }
 
-/// Appends `text` to `out`, encoding what `class` demands.
+/// Appends `text` to `out`, encoding the bytes of `class`.
 pub fn escape(class: Class, text: &[u8], out: &mut Vec<u8>) {
     let map = class.map();
     out.reserve(text.len());
@@ -38,27 +35,27 @@ pub fn escape(class: Class, text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// How many bytes of `text` would be encoded: the escaped text is longer by twice that many.
+/// Returns the number of bytes that would be encoded; each makes the escaped text two bytes longer.
 pub fn count_escapes(class: Class, text: &[u8]) -> usize {
     let map = class.map();
     text.iter().filter(|&&byte| map[byte as usize]).count()
 }
 
-/// What to decode, and where to stop.
+/// Scope of decoding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unescape {
-    /// Everything.
+    /// Decodes everything.
     All,
-    /// A URI: ends behind the first "?", plain or encoded, where the arguments begin.
+    /// A URI: ends after the first "?", plain or encoded, where the arguments begin.
     Uri,
-    /// The target of a redirect: only printable characters above "%" are decoded, and it ends
-    /// behind the first plain "?".
+    /// The target of a redirect: only printable characters above "%" are decoded, and it ends after the first plain
+    /// "?".
     Redirect,
 }
 
-/// Appends the decoded `text` to `out` and returns how many bytes of `text` were used: fewer than
-/// all where [`Unescape`] stops at a "?". Broken encodings are dropped as nginx does: "%" with what
-/// follows it, up to the first byte that is no digit.
+/// Appends the decoded `text` to `out` and returns the number of bytes of `text` processed, which is smaller if
+/// [`Unescape`] ends at a "?". As in nginx, invalid encodings are dropped: "%" and the bytes after it up to the first
+/// one that is not a digit.
 pub fn unescape(kind: Unescape, text: &[u8], out: &mut Vec<u8>) -> usize {
     out.reserve(text.len());
     let mut at = 0;
@@ -97,8 +94,8 @@ pub fn unescape(kind: Unescape, text: &[u8], out: &mut Vec<u8>) -> usize {
     at
 }
 
-/// nginx's treatment of a broken encoding: "%" is dropped; a first byte that is no digit is kept; a
-/// digit is dropped together with the byte after it.
+/// Drops an invalid encoding as nginx does: "%" is dropped; if the next byte is not a digit, it is kept, otherwise it
+/// is dropped together with the byte after it.
 fn drop_broken(text: &[u8], at: usize, out: &mut Vec<u8>) -> usize {
     match text.get(at) {
         None => at,
@@ -123,7 +120,7 @@ pub fn escape_html(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Appends `text` to `out` as the inside of a JSON string (RFC 8259 §7). What is no UTF-8 stays as it is.
+/// Appends `text` to `out` as the content of a JSON string (RFC 8259 §7). Invalid UTF-8 is kept.
 pub fn escape_json(text: &[u8], out: &mut Vec<u8>) {
     for &byte in text {
         let short = match byte {
@@ -164,7 +161,7 @@ impl Class {
 static URI: [bool; 256] = not_allowed(b"\"#%<>?\\^`{|}");
 static ARGS: [bool; 256] = not_allowed(b"\"#%&+;<>?\\^`{|}");
 static HTML: [bool; 256] = not_allowed(b"\"#%'<>\\^`{|}");
-// "~" and not "}": so in nginx's table, presumably a slip of one bit, but visible in its answers.
+// "~" and not "}": as in nginx's table, presumably a one-bit mistake, but visible in its responses.
 static REFRESH: [bool; 256] = not_allowed(b"\"'<>\\^`{|~");
 static COMPONENT: [bool; 256] = {
     let mut map = [true; 256];
@@ -187,7 +184,7 @@ static MEMCACHED: [bool; 256] = {
     map
 };
 
-/// Control characters, space, bytes from 0x7f and the listed ones.
+/// Marks control characters, space, bytes from 0x7f and the listed ones.
 const fn not_allowed(listed: &[u8]) -> [bool; 256] {
     let mut map = [false; 256];
     let mut byte = 0;

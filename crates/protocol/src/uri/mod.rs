@@ -1,10 +1,8 @@
-//! Request targets: split into their parts, and paths brought into the form that locations are
-//! matched against.
+//! Request targets: splitting into parts, and normalisation of paths for matching locations.
 //!
-//! Follows nginx where RFC 3986 leaves room: a fragment is cut off, "+" means itself, an encoded
-//! slash or dot counts like a plain one. Knows no configuration and no file system. Invariant: a
-//! normalised path begins with "/", holds no NUL and no "." or ".." segment, and with
-//! `merge_slashes` no empty segment except perhaps the last.
+//! Follows nginx where RFC 3986 leaves a choice: "+" stands for itself, and an encoded slash or dot counts like a plain
+//! one. No configuration and no file system. Invariant: a normalised path begins with "/", contains no NUL and no "."
+//! or ".." segment, and with `merge_slashes` no empty segment except possibly the last.
 
 pub mod escape;
 
@@ -24,34 +22,32 @@ pub enum Form {
     Asterisk,
 }
 
-/// A request target in its parts, as offsets into the input.
+/// The parts of a request target, as offsets into the input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Target {
-    /// Which form it has.
+    /// Form of the target.
     pub form: Form,
-    /// True if the path holds no percent-encoding, no "//" and no segment that begins with a dot:
-    /// it can be used as it is.
+    /// `true` if the path contains no percent-encoding, no "//" and no segment that begins with a dot, so that it needs
+    /// no normalisation.
     pub plain: bool,
-    /// The scheme of the absolute form, as written.
+    /// Scheme of the absolute form, as written.
     pub scheme: Option<Range32>,
-    /// Host with port, of the absolute and the authority form; to be checked with
-    /// [`crate::host::validate_in`].
+    /// Host with port of the absolute and the authority form, not validated: see [`crate::host::validate_in`].
     pub host: Option<Range32>,
-    /// The raw path without query and fragment; empty for `http://host`, `http://host?query` and in
-    /// the authority form.
+    /// Raw path without query; empty for `http://host`, `http://host?query` and in authority form.
     pub path: Range32,
-    /// What follows the first "?", without fragment.
+    /// Query after the first "?".
     pub query: Option<Range32>,
 }
 
 impl Target {
-    /// The raw path; "/" where it is empty.
+    /// Returns the raw path, or "/" if it is empty.
     pub fn raw_path<'i>(&self, input: &'i [u8]) -> &'i [u8] {
         if self.path.is_empty() { b"/" } else { self.path.of(input) }
     }
 
-    /// The path that locations are matched against: borrowed where it is plain, otherwise
-    /// normalised into `scratch`, which is cleared. The asterisk form gives "*".
+    /// Returns the path for matching locations: borrowed if it is plain, otherwise normalised into `scratch`, which is
+    /// cleared. The asterisk form results in "*".
     pub fn normalized_path<'a>(
         &self,
         input: &'a [u8],
@@ -67,8 +63,8 @@ impl Target {
     }
 }
 
-/// Splits a reference that stands in a document or in a response into a decoded path and arguments. It need not begin
-/// with "/" and is not normalised. `None` if it is empty, has a NUL, or a ".." segment, be it encoded.
+/// Splits a reference from a document or response into a decoded path and arguments. The path need not begin with "/"
+/// and is not normalised. `None` if the path is empty or contains NUL or a ".." segment, also if encoded.
 pub fn split_unsafe(reference: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let mark = memchr::memchr(b'?', reference);
     let (path, args) = match mark {
@@ -82,10 +78,10 @@ pub fn split_unsafe(reference: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     (!path.is_empty() && !is_refused(path) && !is_refused(&decoded)).then_some((decoded, args))
 }
 
-/// Splits a request target in origin, absolute or asterisk form; the offsets are those of `target`.
+/// Splits a request target in origin, absolute or asterisk form. The offsets in the result refer to `target`.
 ///
-/// Spaces and control characters are refused, bytes from 0x80 are not (as in nginx).
-/// Percent-encoding is not looked into: that is [`normalize`]'s part.
+/// Spaces and control characters are refused; bytes from 0x80 are accepted, as in nginx. Percent-encoding is checked
+/// only by [`normalize`].
 pub fn split(target: &[u8]) -> Result<Target, Offence> {
     if target.len() > u32::MAX as usize {
         return Err(Offence::UriTooLong);
@@ -93,7 +89,7 @@ pub fn split(target: &[u8]) -> Result<Target, Offence> {
     split_in(target, Range32::new(0, target.len()))
 }
 
-/// Like [`split`] for a part of a larger input.
+/// As [`split`], for a part of a larger input.
 pub fn split_in(input: &[u8], range: Range32) -> Result<Target, Offence> {
     let target = range.of(input);
     match target.first() {
@@ -104,8 +100,8 @@ pub fn split_in(input: &[u8], range: Range32) -> Result<Target, Offence> {
     }
 }
 
-/// The target in origin form that begins at `start` and ends before a space, and where it ends: only for one whose path
-/// is plain and that has no fragment. `None` for everything else, the wrong included.
+/// Fast path: parses a target in origin form that begins at `start` and ends before a space, with a plain path and
+/// without fragment. Returns the target and its end; `None` for all other targets, including invalid ones.
 pub(crate) fn split_plain_until_space(input: &[u8], start: usize) -> Option<(Target, usize)> {
     if input.get(start) != Some(&b'/') {
         return None;
@@ -135,7 +131,7 @@ pub(crate) fn split_plain_until_space(input: &[u8], start: usize) -> Option<(Tar
     (input[end] == b' ').then_some((target, end))
 }
 
-/// Splits the target of CONNECT, `host:port`, where the port must be present: RFC 9110 §9.3.6.
+/// Splits the target of CONNECT, `host:port`, whose port is required: RFC 9110 §9.3.6.
 pub fn split_authority(input: &[u8], range: Range32) -> Result<Target, Offence> {
     let end = host_end(input, range.start(), range.end())?;
     let has_port = range.of(input).iter().rposition(|&byte| byte == b':').is_some_and(|colon| colon + 1 < range.len());
@@ -147,12 +143,12 @@ pub fn split_authority(input: &[u8], range: Range32) -> Result<Target, Offence> 
     Ok(Target { form: Form::Authority, plain: true, host: Some(range), path, ..Target::default() })
 }
 
-/// Appends the normalised form of a raw path (without query) to `out`, as nginx does for `$uri`:
-/// percent-decoding, "." and ".." segments, and with `merge_slashes` runs of slashes.
+/// Appends the normalised form of a raw path (without query) to `out`, as nginx does for `$uri`: decodes
+/// percent-encoding, resolves "." and ".." segments, and with `merge_slashes` merges slashes.
 ///
-/// An encoded "?", "#" or "%" is an ordinary character of the name; an unencoded "?" or "#" ends
-/// the path. Refused with `InvalidRequest`: a path that does not begin with "/", broken
-/// percent-encoding, an encoded NUL, ".." above the root.
+/// An encoded "?", "#" or "%" is an ordinary character of the path; an unencoded "?" or "#" ends the path. Refused with
+/// `InvalidRequest`: a path that does not begin with "/", invalid percent-encoding, an encoded NUL, ".." above the
+/// root.
 pub fn normalize(raw_path: &[u8], merge_slashes: bool, out: &mut Vec<u8>) -> Result<(), Offence> {
     if raw_path.first() != Some(&b'/') {
         return Err(Offence::InvalidRequest);
@@ -160,7 +156,7 @@ pub fn normalize(raw_path: &[u8], merge_slashes: bool, out: &mut Vec<u8>) -> Res
     let root = out.len();
     out.reserve(raw_path.len());
     out.push(b'/');
-    let mut segment = out.len(); // where the current segment begins, just behind its slash
+    let mut segment = out.len(); // start of the current segment, after its slash
     let mut at = 1;
     while let Some(&byte) = raw_path.get(at) {
         at += 1;
@@ -189,8 +185,8 @@ pub fn normalize(raw_path: &[u8], merge_slashes: bool, out: &mut Vec<u8>) -> Res
     Ok(())
 }
 
-/// Ends the segment that begins at `segment` with a slash, which is left out where the path ends
-/// with one already, and gives the beginning of the next segment.
+/// Ends the segment that begins at `segment` with a slash, which is omitted if the path already ends with one. Returns
+/// the start of the next segment.
 fn close_segment(out: &mut Vec<u8>, root: usize, segment: usize, keep_empty: bool) -> Result<usize, Offence> {
     match &out[segment..] {
         b"." => out.truncate(segment),
@@ -205,14 +201,14 @@ fn close_segment(out: &mut Vec<u8>, root: usize, segment: usize, keep_empty: boo
     Ok(out.len())
 }
 
-/// The value of two hexadecimal digits.
+/// Returns the value of two hexadecimal digits.
 pub(crate) fn decode_pair(pair: Option<&[u8]>) -> Option<u8> {
     let &[high, low] = pair? else { return None };
     let (high, low) = (HEX_VALUE[high as usize], HEX_VALUE[low as usize]);
     (high < 16 && low < 16).then_some(high << 4 | low)
 }
 
-/// Origin form, or what follows the host in the absolute form: path and query.
+/// Splits path and query: the origin form, or the part after the host in absolute form.
 fn split_path(input: &[u8], start: usize, end: usize, mut target: Target) -> Result<Target, Offence> {
     let mut plain = true;
     let mut after_slash = false;
@@ -234,7 +230,7 @@ fn split_path(input: &[u8], start: usize, end: usize, mut target: Target) -> Res
                     plain = false;
                     after_slash = false;
                 }
-                // A fragment is the client's alone (RFC 9112 §3.2), and servers behind differ in what it ends.
+                // A fragment must not be sent (RFC 9112 §3.2), and upstream servers disagree about the end of the path.
                 b'#' => return Err(Offence::InvalidRequest),
                 _ => {
                     path_end = start + at; // "?"
@@ -278,8 +274,8 @@ fn split_absolute(input: &[u8], range: Range32) -> Result<Target, Offence> {
     }
 }
 
-/// Where a host with optional port ends: letters, digits, "." and "-", or a bracketed literal (RFC
-/// 3986 §3.2.2; nginx takes no other characters in a request line).
+/// Returns the end of a host with optional port: letters, digits, "." and "-", or a bracketed literal (RFC 3986 §3.2.2;
+/// nginx accepts no other characters in a request line).
 fn host_end(input: &[u8], start: usize, limit: usize) -> Result<usize, Offence> {
     let text = &input[start..limit];
     let name_length = if text.first() == Some(&b'[') {
@@ -297,8 +293,8 @@ fn host_end(input: &[u8], start: usize, limit: usize) -> Result<usize, Offence> 
     Ok(start + name_length + port_length)
 }
 
-/// No spaces and no control characters: as one pass without early exit, which the compiler turns
-/// into vector instructions.
+/// Returns `true` if the text has no spaces and no control characters. A single pass without early exit, so that the
+/// compiler can vectorize it.
 fn is_printable(text: &[u8]) -> bool {
     text.iter().fold(true, |good, &byte| good & (byte > 0x20) & (byte != 0x7f))
 }
@@ -307,8 +303,8 @@ const ORDINARY: u8 = 0;
 const SPECIAL: u8 = 1;
 const FORBIDDEN: u8 = 2;
 
-/// Bytes of a path that mean something, and those that may not be there. [`normalize`] itself lets
-/// the forbidden ones but NUL pass: it is also used on paths that were never in a request line.
+/// Special and forbidden bytes of a path. [`normalize`] itself accepts the forbidden ones except NUL, because it is
+/// also used for paths that were never in a request line.
 static PATH: [u8; 256] = {
     let mut classes = [ORDINARY; 256];
     let mut byte = 0;
@@ -325,7 +321,7 @@ static PATH: [u8; 256] = {
     classes
 };
 
-/// The value of a hexadecimal digit, 16 for everything else.
+/// Value of a hexadecimal digit; 16 for all other bytes.
 pub(crate) static HEX_VALUE: [u8; 256] = {
     let mut values = [16; 256];
     let mut byte = 0;

@@ -1,4 +1,4 @@
-//! A client and a server, both ours, and what they make of each other.
+//! A client and a server of this crate connected to each other.
 
 use std::sync::Arc;
 
@@ -18,11 +18,10 @@ use crate::peer::*;
 const LINE: RequestLine<'_> =
     RequestLine { method: b"GET", scheme: b"https", authority: b"example.com", path: b"/a?b", protocol: None };
 
-/// Both ends of a connection.
 struct Pair {
     client: Reader,
     server: Reader,
-    /// What each has written besides its frames of control.
+    /// Output of the client other than control frames; `from_server` is that of the server.
     from_client: Vec<u8>,
     from_server: Vec<u8>,
 }
@@ -45,7 +44,7 @@ impl Pair {
         pair
     }
 
-    /// Moves bytes until nobody has more to say.
+    /// Transfers bytes until neither side has more to send.
     fn exchange(&mut self) {
         loop {
             self.client.connection.poll_control(&mut self.from_client);
@@ -66,7 +65,7 @@ impl Pair {
         self.server.connection.write_response(stream, 200, end_stream, &mut self.from_server, |_| {}).unwrap();
     }
 
-    /// The server sends data, as much as it may at once.
+    /// Sends as much data from the server as the windows allow.
     fn send(&mut self, stream: StreamId, data: &[u8], is_rest: bool) -> SentData {
         let sent = self.server.connection.write_data(stream, data.len(), is_rest, &mut self.from_server).unwrap();
         self.from_server.extend_from_slice(&data[..sent.length]);
@@ -132,7 +131,7 @@ fn a_request_and_its_response_with_bodies_and_trailers() {
     assert!(pair.client.connection.handle_end() && pair.server.connection.handle_end());
 }
 
-/// The head that a server makes of these fields.
+/// The head that a server builds from these fields.
 fn head_of(fields: &[(&str, &str)], end_stream: bool, limits: Limits) -> Fields {
     let mut reader = Reader::of(Connection::server(Arc::new(limits)));
     let flags = END_HEADERS | if end_stream { END_STREAM } else { 0 };
@@ -314,7 +313,7 @@ fn data_behind_the_answer_are_thrown_away_until_the_window_is_used_up() {
     let seen = reader.seen.len();
     reader.read(&frame[HEADER_LENGTH + 4..]).unwrap();
     assert_eq!(reader.connection.open_streams(), 1);
-    // Its window, with the four bytes that were read, and a MiB more.
+    // The window with the four bytes that were read, and 1 MiB more.
     let allowed = 65_535 + 1024 * 1024 - 10 + 4;
     for length in std::iter::repeat_n(16_000, allowed / 16_000).chain([allowed % 16_000]) {
         assert_eq!(reader.connection.open_streams(), 1);
@@ -325,11 +324,11 @@ fn data_behind_the_answer_are_thrown_away_until_the_window_is_used_up() {
     let sent = reader.sent();
     let reset: Vec<_> = sent.chunks(13).filter(|frame| frame[3] == RST_STREAM).collect();
     assert!(matches!(reset[..], [[.., 0, 0, 0, 1, 0, 0, 0, 0]]), "{sent:?}");
-    // A client that has blocked for want of a window gets one before it is told to stop.
+    // A client blocked by flow control gets a window before it is told to stop.
     let opened: Vec<_> = sent.chunks(13).filter(|frame| frame[3] == WINDOW_UPDATE && frame[8] == 1).collect();
     let increments: Vec<_> = opened.iter().map(|frame| u32::from_be_bytes(frame[9..].try_into().unwrap())).collect();
     assert_eq!(increments, [1024 * 1024 + 4, 0x7fff_ffff]);
-    // Another one, that ends by itself.
+    // Another request, which ends normally.
     reader.read(&Frames::default().post(3).0).unwrap();
     reader.connection.write_response(3, 200, true, &mut Vec::new(), |_| {}).unwrap();
     reader.connection.discard(3);
@@ -366,7 +365,7 @@ fn malformed_rest_of_an_answered_request_resets_the_stream() {
             "{rule}: {seen:?}"
         );
     }
-    // A rest that is as it should be is thrown away.
+    // A valid rest of the request is discarded.
     assert!(rest(none().data(1, 0, "xy").headers(1, 5, &[("x", "y")])).is_empty());
     assert!(rest(none().data(1, 1, "xy")).is_empty());
 }
@@ -497,7 +496,7 @@ fn a_client_opens_no_more_streams_than_allowed() {
     assert_eq!(pair.client.connection.check_can_open(), Ok(()));
 }
 
-/// A client with one request under way (two for HEAD), and what it is answered.
+/// A client with one request in flight (two for HEAD), and the result of reading these response frames.
 fn answered(frames: Frames) -> (Reader, Result<(), gale_protocol::http2::ConnectionFault>) {
     let mut client = Reader::of(Connection::client(Arc::new(Limits::default())));
     for method in [&b"GET"[..], b"HEAD"] {

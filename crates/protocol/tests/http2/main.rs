@@ -1,4 +1,4 @@
-//! HTTP/2 by behaviour.
+//! Behaviour of HTTP/2.
 
 mod connection;
 mod peer;

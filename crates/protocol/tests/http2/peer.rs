@@ -1,4 +1,4 @@
-//! A peer that sends whatever a test wants, and what a connection makes of it.
+//! A peer that sends arbitrary frames, and a connection that records the resulting events.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use gale_protocol::request::HeaderField;
 pub struct Frames(pub Vec<u8>);
 
 impl Frames {
-    /// A client's beginning: preface and SETTINGS.
+    /// The first frames of a client: preface and SETTINGS.
     pub fn client() -> Self {
         Self(PREFACE.to_vec()).settings(&[])
     }
 
-    /// A server's beginning.
+    /// The first frame of a server.
     pub fn server() -> Self {
         Self::default().settings(&[])
     }
@@ -39,12 +39,12 @@ impl Frames {
         self.frame(frame::frame_type::HEADERS, flags, stream, block(fields))
     }
 
-    /// A whole GET.
+    /// A complete GET request.
     pub fn get(self, stream: StreamId) -> Self {
         self.headers(stream, END_STREAM | END_HEADERS, GET)
     }
 
-    /// A POST whose body follows.
+    /// The head of a POST request; the body follows.
     pub fn post(self, stream: StreamId) -> Self {
         self.headers(stream, END_HEADERS, POST)
     }
@@ -66,11 +66,11 @@ pub use frame::flag::{ACK, END_HEADERS, END_STREAM, PADDED};
 pub const GET: &[(&str, &str)] = &[(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "a")];
 pub const POST: &[(&str, &str)] = &[(":method", "POST"), (":scheme", "http"), (":path", "/p"), (":authority", "a")];
 
-/// A block that leaves no trace in a table.
+/// A header block without entries for the dynamic table.
 pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let (mut encoder, mut out) = (Encoder::default(), Vec::new());
     for (name, value) in fields {
-        // Written by hand where the encoder would write the name small.
+        // Written by hand, because the encoder would convert the name to lower case.
         if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
             out.extend([&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat());
         } else {
@@ -80,26 +80,26 @@ pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     out
 }
 
-/// An event that owns its bytes.
+/// An event with its own copy of the data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Seen {
-    /// Request line, fields, whether there is no body.
+    /// Request line, fields, and `true` if there is no body.
     Request(StreamId, String, bool),
-    /// Status, fields, whether there is no body.
+    /// Status, fields, and `true` if there is no body.
     Response(StreamId, String, bool),
-    /// All data that came in a row.
+    /// Consecutive DATA frames, joined.
     Data(StreamId, Vec<u8>, bool),
     Trailers(StreamId, String),
     Other(Event),
 }
 
-/// A connection that is shown input as it comes.
+/// A connection that records its events.
 pub struct Reader {
     pub connection: Connection,
     pub fields: Fields,
     pub seen: Vec<Seen>,
     buffer: Vec<u8>,
-    /// Data are released as soon as they come.
+    /// Release data as soon as they arrive.
     pub releases: bool,
 }
 
@@ -135,7 +135,7 @@ impl Reader {
         Ok(())
     }
 
-    /// What was sent since the last call.
+    /// Output since the last call.
     pub fn sent(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         self.connection.poll_control(&mut out);
@@ -181,7 +181,7 @@ fn note(seen: &mut Vec<Seen>, event: Event, input: &[u8], fields: &Fields) {
             }
         }
         Event::Trailers { stream } => Seen::Trailers(stream, lines(&fields.trailers, text)),
-        // Where it stands in the input depends on how that came.
+        // The range depends on how the input was split, so only its length is kept.
         Event::GoAway { last_stream, code, debug } => {
             Seen::Other(Event::GoAway { last_stream, code, debug: 0..debug.len() })
         }

@@ -1,4 +1,5 @@
-//! Every rule that a client may break, with its section in RFC 9113 if it names no other, and the code that it is told.
+//! All rules that a client can violate, each with its section (of RFC 9113 unless stated otherwise) and the error code
+//! sent.
 
 use std::sync::Arc;
 
@@ -7,16 +8,15 @@ use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, Limits};
 
 use crate::peer::*;
 
-/// What is expected of a server.
+/// Expected reaction of a server.
 #[derive(Debug)]
 enum Expect {
     /// GOAWAY with that code.
     Connection(ErrorCode),
-    /// RST_STREAM with that code, or a refusal that ends in it.
+    /// RST_STREAM with that code, or a refusal that leads to it.
     Stream(ErrorCode),
-    /// An answer with that status, and no reset.
+    /// A response with that status, and no reset.
     Answer(u16),
-    /// Nothing wrong.
     Fine,
 }
 
@@ -33,7 +33,7 @@ fn limits() -> Limits {
     Limits { concurrent_streams_max: 4, ..Limits::default() }
 }
 
-/// Sends frames to a server that answers every whole request at once, and checks what comes of it, last of all.
+/// Sends frames to a server that answers every complete request at once, and checks its last reaction.
 fn check(rule: &str, frames: Frames, expect: Expect) {
     check_with(limits(), rule, frames, expect);
 }
@@ -102,7 +102,6 @@ fn client() -> Frames {
     Frames::client()
 }
 
-/// A request with these fields behind or instead of the usual ones.
 fn request(fields: &[(&str, &str)]) -> Frames {
     client().headers(1, END_STREAM | END_HEADERS, fields)
 }
@@ -117,7 +116,7 @@ fn preface_3_4() {
     check("3.4 wrong last byte", Frames(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\r".to_vec()), Conn(PROTOCOL));
     let preface = || Frames(gale_protocol::http2::frame::PREFACE.to_vec());
     check("3.4 another frame than SETTINGS", preface().frame(PING, 0, 0, [0; 8]), Conn(PROTOCOL));
-    // As some clients do; nginx takes it, too.
+    // Some clients do so; nginx accepts it too.
     check("3.4 an acknowledgement at first", preface().frame(SETTINGS, ACK, 0, "").settings(&[]).get(1), Fine);
     check("3.4 nothing else", preface().settings(&[]), Fine);
 }
@@ -156,7 +155,7 @@ fn stream_states_5_1() {
         check(rule, frames, Conn(PROTOCOL));
     }
     check("5.1 idle: PRIORITY", client().frame(frame_priority().0, 0, 9, frame_priority().1).get(1), Fine);
-    // The response is held back: without END_STREAM of ours the stream stays half-closed.
+    // The response is held back: the server sends no END_STREAM, so the stream stays half-closed.
     let open = || client().post(1);
     check("5.1 half-closed (remote): RST_STREAM", open().frame(RST_STREAM, 0, 1, [0; 4]), Fine);
     for (rule, frames) in [
@@ -413,7 +412,7 @@ fn sizes_10_5_1() {
     let many: Vec<_> = std::iter::repeat_n(("x", "y"), 1000).collect();
     check("fields", get_with(&many), Answer(494));
     let three = Limits { head: gale_protocol::http1::Limits { headers_max: 3, ..Default::default() }, ..limits() };
-    // `:authority` is none of them, though it is a field to those who read the request.
+    // `:authority` is not counted, although the request exposes it as a field.
     check_with(three.clone(), "as many fields as may be", get_with(&[("a", "b"), ("c", "d"), ("e", "f")]), Fine);
     let four = [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")];
     check_with(three, "one field too many", get_with(&four), Answer(494));
@@ -430,7 +429,7 @@ fn sizes_10_5_1() {
     check("list", in_pieces(END_STREAM), Answer(494));
     let small = Limits { block_max: 10_000, ..limits() };
     check_with(small, "10.5.1 block", in_pieces(END_STREAM), Conn(CALM));
-    // One entry of the table, again and again: two bytes on the wire, four thousand in memory.
+    // The same table entry many times: two bytes on the wire, four thousand in memory.
     let mut bomb = super::peer::block(GET);
     bomb.extend([0x40, 1, b'x', 0x7f, 0x81, 0x1e]);
     bomb.extend([b'y'; 4000]);
@@ -470,7 +469,7 @@ fn floods_10_5() {
     }
 }
 
-/// What clients of gRPC do beside small answers, thousands of times in an interval.
+/// Behaviour of gRPC clients that receive small responses, thousands of times in an interval.
 #[test]
 fn pings_updates_and_late_resets_of_a_client_that_is_answered_are_no_floods() {
     let mut server = Reader::server();
@@ -480,7 +479,7 @@ fn pings_updates_and_late_resets_of_a_client_that_is_answered_are_no_floods() {
         server.read(&Frames::default().post(stream).0).unwrap();
         server.connection.write_response(stream, 200, false, &mut Vec::new(), |_| {}).unwrap();
         server.connection.write_data(stream, 5, true, &mut Vec::new()).unwrap();
-        // The rest of every other request is not wanted any more, as both sides say.
+        // Both sides cancel the rest of every other request.
         if number % 2 == 0 {
             server.connection.reset(stream, ErrorCode::NO_ERROR);
         }

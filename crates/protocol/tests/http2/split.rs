@@ -1,4 +1,4 @@
-//! However the input is split, the events are the same.
+//! The events do not depend on how the input is split.
 
 use std::sync::Arc;
 

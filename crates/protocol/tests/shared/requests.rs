@@ -1,8 +1,8 @@
-//! What malformed requests there are, for the parser's tests and for those that look at what a proxy makes of them.
+//! Malformed requests, for tests of the parser and of the requests that a proxy forwards.
 
 #![allow(dead_code, reason = "every test program uses a part of it")]
 
-/// Request lines that are none.
+/// Invalid request lines.
 pub const BROKEN_LINES: &[&str] = &[
     "GET  ",
     "GET /a b HTTP/1.0",
@@ -43,11 +43,11 @@ pub const BROKEN_LINES: &[&str] = &[
     "CONNECT http://a:1 HTTP/1.1",
 ];
 
-/// Request lines of other versions.
+/// Request lines with an unsupported version.
 pub const WRONG_VERSIONS: &[&str] =
     &["GET / HTTP/2.0", "GET / HTTP/3", "GET / HTTP/9x", "GET / HTTP/10.0", "GET / HTTP/11"];
 
-/// Request lines with a host that is none.
+/// Request lines with an invalid host.
 pub const WRONG_TARGET_HOSTS: &[&str] = &[
     "GET http:/// HTTP/1.1",
     "GET http://. HTTP/1.1",
@@ -56,10 +56,10 @@ pub const WRONG_TARGET_HOSTS: &[&str] = &[
     "CONNECT :1 HTTP/1.1",
 ];
 
-/// Values of `Host` that are none.
+/// Invalid values of `Host`.
 pub const WRONG_HOSTS: &[&str] = &["", "a b", "a/b", "a..b", "a:x", "a:70000", "a@b", "[::1"];
 
-/// Header lines that another parser might read otherwise.
+/// Header lines that parsers interpret differently.
 pub const DANGEROUS_LINES: &[&str] = &[
     "Content-Length : 5",
     "Content-Length\t: 5",
@@ -85,7 +85,7 @@ pub const DANGEROUS_LINES: &[&str] = &[
     "Content-Length\u{a0}: 5",
 ];
 
-/// Values of `Content-Length` that are none.
+/// Invalid values of `Content-Length`.
 pub const WRONG_LENGTHS: &[&str] = &[
     "",
     "-1",
@@ -100,11 +100,11 @@ pub const WRONG_LENGTHS: &[&str] = &[
     "99999999999999999999999",
 ];
 
-/// Values of `Transfer-Encoding` with a coding that is not known.
+/// Values of `Transfer-Encoding` with an unknown coding.
 pub const UNKNOWN_CODINGS: &[&str] =
     &["identity", "chunked, identity", "identity, chunked", "xchunked", "gzip", "gzip, chunked", "cow"];
 
-/// Values of `Transfer-Encoding` that are none.
+/// Invalid values of `Transfer-Encoding`.
 pub const WRONG_CODINGS: &[&str] = &[
     "",
     ",chunked",
@@ -117,7 +117,7 @@ pub const WRONG_CODINGS: &[&str] = &[
     "chunked\u{b}",
 ];
 
-/// Chunked bodies that are wrong.
+/// Invalid chunked bodies.
 pub const WRONG_CHUNKS: &[&str] = &[
     "\r\n",
     "g\r\n",
@@ -148,7 +148,7 @@ pub const WRONG_CHUNKS: &[&str] = &[
     "00000000000000000\r\n",
 ];
 
-/// Trailer sections that are wrong.
+/// Invalid trailer sections.
 pub const WRONG_TRAILERS: &[&str] = &[
     "\n",
     ":\r\n",
@@ -163,7 +163,7 @@ pub const WRONG_TRAILERS: &[&str] = &[
     "a: b\r\n c\r\n",
 ];
 
-/// Chunked bodies that are right, however odd, with their data.
+/// Valid chunked bodies, including unusual ones, and their data.
 pub const RIGHT_CHUNKS: &[(&str, &str)] = &[
     ("0\r\n\r\n", ""),
     ("00000\r\n\r\n", ""),
@@ -176,7 +176,7 @@ pub const RIGHT_CHUNKS: &[(&str, &str)] = &[
     ("1\r\nx\r\n0\r\nTrailer: y\r\nB:\r\nC:z\t\r\n\r\n", "x"),
 ];
 
-/// Bodies that are understood in responses alone, and what they hold.
+/// Bodies that are valid only in responses, and their data.
 pub const LENIENT_CHUNKS: &[(&str, &str)] = &[
     ("1 \t;a\r\nx\r\n0\r\n\r\n", "x"),
     ("1  \r\nx\r\n0 \r\n\r\n", "x"),

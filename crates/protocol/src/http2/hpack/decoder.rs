@@ -1,8 +1,8 @@
-//! Decodes blocks of fields: RFC 7541 §3 and §6.
+//! Decoder for field blocks: RFC 7541 §3 and §6.
 //!
-//! A block must be there as a whole; its fields are taken one at a time, so that the caller can stop, count and judge
-//! as it goes. A field that nobody wants is still decoded, since the table needs it. Invariant: each field takes at
-//! least one byte of the block, and appends no more than the larger of the table's size and eight fifths of the block.
+//! A block must be complete. Its fields are decoded one at a time, so that the caller can count and check them or stop.
+//! Unwanted fields must be decoded too, since they update the dynamic table. Invariant: each field takes at least one
+//! byte of the block, and appends at most the size of the table or eight fifths of the block, whichever is larger.
 
 use std::fmt;
 
@@ -13,23 +13,23 @@ use super::{ENTRY_OVERHEAD, TABLE_SIZE_DEFAULT, huffman};
 use crate::Range32;
 use crate::http1::{is_token_byte, skip_text};
 
-/// What is wrong with a block. The table is unknown from there on: a connection error of the type COMPRESSION_ERROR
-/// (RFC 9113 §4.3).
+/// An error in a block. The state of the table is unknown after it, so it is a connection error of type
+/// COMPRESSION_ERROR (RFC 9113 §4.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HpackFault {
     /// The block ends within a field: RFC 7541 §5.
     Truncated,
-    /// An integer beyond all use: RFC 7541 §5.1.
+    /// An integer larger than supported: RFC 7541 §5.1.
     IntegerTooLong,
-    /// Wrong padding, or the end of the string inside of it: RFC 7541 §5.2.
+    /// Invalid padding, or the EOS symbol within a string: RFC 7541 §5.2.
     InvalidHuffman,
-    /// An index of no entry: RFC 7541 §2.3.3.
+    /// An index without entry: RFC 7541 §2.3.3.
     InvalidIndex(u32),
-    /// The table is to be larger than was allowed: RFC 7541 §6.3.
+    /// A table size above the allowed maximum: RFC 7541 §6.3.
     SizeUpdateTooLarge(u32),
-    /// The table's size changes behind the first field, or a third time: RFC 7541 §4.2.
+    /// A size update after the first field, or a third one: RFC 7541 §4.2.
     MisplacedSizeUpdate,
-    /// The table's size was limited and the block does not begin with its change: RFC 7541 §4.2.
+    /// The table size was reduced, and the block does not begin with a size update: RFC 7541 §4.2.
     MissingSizeUpdate,
 }
 
@@ -50,16 +50,16 @@ impl fmt::Display for HpackFault {
 
 impl std::error::Error for HpackFault {}
 
-/// What the bytes of a name are like: RFC 9113 §8.2.1.
+/// Class of a field name: RFC 9113 §8.2.1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NameKind {
-    /// Small letters, digits and "-".
+    /// Lower-case letters, digits and "-".
     Plain,
-    /// A token with other bytes, of which none is a capital.
+    /// A token with other characters, but without capitals.
     Token,
-    /// A colon and small letters, digits and "-".
+    /// A colon followed by lower-case letters, digits and "-".
     Pseudo,
-    /// Anything else: capitals, control characters, nothing at all.
+    /// Anything else: capitals, control characters, an empty name.
     Invalid,
 }
 
@@ -76,8 +76,8 @@ impl NameKind {
     }
 }
 
-/// Whether a value can stand in any version of HTTP: no space or tab at its ends (RFC 9113 §8.2.1), and no control
-/// character but tabs, which is more than the CR, LF and NUL of that section.
+/// Returns `true` if a value is valid in every version of HTTP: no space or tab at its ends (RFC 9113 §8.2.1), and no
+/// control characters except tabs, which is stricter than that section (CR, LF, NUL).
 fn is_valid_value(value: &[u8]) -> bool {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     if is_space(value.first()) || is_space(value.last()) {
@@ -90,44 +90,44 @@ fn is_valid_value(value: &[u8]) -> bool {
     at == value.len()
 }
 
-/// What was found out about a field, kept with it in the table.
+/// Results of the checks of a field, stored with its table entry.
 #[derive(Clone, Copy, Debug)]
 struct Verdict {
     name: NameKind,
     is_valid_value: bool,
 }
 
-/// One field, which has been appended to the caller's text as `name: value`.
+/// A decoded field, appended to the caller's text as `name: value`.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodedField {
-    /// The name.
+    /// Name.
     pub name: Range32,
-    /// The value.
+    /// Value.
     pub value: Range32,
-    /// What the name is like.
+    /// Class of the name.
     pub name_kind: NameKind,
-    /// Whether the value can be passed on.
+    /// `true` if the value can be forwarded.
     pub is_valid_value: bool,
-    /// The sender wants it never to be indexed on its way: RFC 7541 §6.2.3.
+    /// `true` if the sender forbids indexing on all hops: RFC 7541 §6.2.3.
     pub is_never_indexed: bool,
 }
 
 impl DecodedField {
-    /// What it counts in the size of a list of fields: RFC 9113 §10.5.1.
+    /// Size of the field in a field list: RFC 9113 §10.5.1.
     pub fn list_size(&self) -> usize {
         self.name.len() + self.value.len() + ENTRY_OVERHEAD
     }
 }
 
-/// The decoder of one direction of a connection.
+/// The decoder for one direction of a connection.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     table: DynamicTable<Verdict>,
-    /// The most that the peer may choose.
+    /// Maximum table size that the peer may choose.
     size_limit: u32,
-    /// The next block must begin with a change of size.
+    /// The next block must begin with a size update.
     needs_size_update: bool,
-    /// How many changes of size the current block may still have.
+    /// Number of size updates that the current block may still contain.
     size_updates_left: u8,
 }
 
@@ -138,8 +138,8 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// A decoder whose table may take as many bytes as are usual, or as `size_announced`, which the peer may not have
-    /// heard of yet.
+    /// Creates a decoder whose maximum table size is the default or `size_announced`, whichever is larger: the peer may
+    /// not have received our settings yet.
     pub fn new(size_announced: u32) -> Self {
         Self {
             table: DynamicTable::new(TABLE_SIZE_DEFAULT),
@@ -149,23 +149,24 @@ impl Decoder {
         }
     }
 
-    /// The peer has acknowledged SETTINGS_HEADER_TABLE_SIZE: RFC 7541 §4.2.
+    /// Handles the peer's acknowledgement of SETTINGS_HEADER_TABLE_SIZE: RFC 7541 §4.2.
     pub fn handle_size_acknowledged(&mut self, size: u32) {
         self.size_limit = size;
         self.needs_size_update |= self.table.size_max() > size;
     }
 
-    /// A new block begins.
+    /// Begins a new block.
     pub fn begin_block(&mut self) {
         self.size_updates_left = 2;
     }
 
-    /// The dynamic table's size in RFC 7541's measure, in bytes.
+    /// Size of the dynamic table in bytes, as defined by RFC 7541 §4.1.
     pub fn table_size(&self) -> usize {
         self.table.size()
     }
 
-    /// The field at `*at`, or `None` at the end of the block; `*at` moves behind it. Its text is appended to `out`.
+    /// Decodes the field at `*at` and moves `*at` behind it, or returns `None` at the end of the block. The text of the
+    /// field is appended to `out`.
     pub fn next_field(
         &mut self,
         block: &[u8],

@@ -1,29 +1,29 @@
-//! Encodes blocks of fields: RFC 7541 §6.
+//! Encoder for field blocks: RFC 7541 §6.
 //!
-//! What repeats from response to response gets into the table and is one byte from then on; what is secret or never
-//! repeats does not. Finding an entry is one look at a small table by hash, which may forget: then the field is only
-//! written longer. Invariant: the table never exceeds the peer's limit, nor our own.
+//! Fields that repeat across messages are added to the dynamic table and take one byte from then on; secret fields and
+//! fields that never repeat are not. Lookup uses one probe of a small hash table, which may lose entries: such a field
+//! is only encoded longer. Invariant: the table never exceeds the peer's limit or our own.
 
 use super::static_table::{self, ENTRIES, ENTRIES_LENGTH};
 use super::table::DynamicTable;
 use super::{ENTRY_OVERHEAD, TABLE_SIZE_DEFAULT, huffman, integer};
 use crate::response::ResponseField;
 
-/// What becomes of a field besides being sent.
+/// Indexing of a field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Indexing {
-    /// It comes again: indexed at once.
+    /// The field will repeat: it is indexed at once.
     Always,
-    /// It may come again: indexed when it does.
+    /// The field may repeat: it is indexed when it does.
     IfRepeated,
-    /// It hardly comes again.
+    /// The field is unlikely to repeat.
     Not,
-    /// It is secret: never indexed, on any hop (RFC 7541 §7.1.3).
+    /// The field is secret: it must not be indexed on any hop (RFC 7541 §7.1.3).
     Never,
 }
 
 impl Indexing {
-    /// What is best for a field of a response.
+    /// Returns the best choice for a field of a response.
     pub fn of_response(field: Option<ResponseField>) -> Self {
         use ResponseField as F;
         match field {
@@ -37,7 +37,7 @@ impl Indexing {
         }
     }
 
-    /// What is best for a field of a request, by its name in small letters.
+    /// Returns the best choice for a field of a request; the name is in lower case.
     pub fn of_request(name: &[u8]) -> Self {
         match name {
             b"authorization" | b"proxy-authorization" | b"cookie" => Self::Never,
@@ -47,30 +47,30 @@ impl Indexing {
     }
 }
 
-/// The encoder of one direction of a connection.
+/// The encoder for one direction of a connection.
 #[derive(Clone, Debug)]
 pub struct Encoder {
-    /// What the peer allows, but no more than we want.
+    /// Maximum table size: the smaller of the peer's limit and `size_wanted`.
     size_max: u32,
     size_wanted: u32,
-    /// The smallest size since the last block, if the size changed: RFC 7541 §4.2.
+    /// The smallest maximum since the last block, if it changed: RFC 7541 §4.2.
     size_update: Option<u32>,
-    /// There once something was indexed.
+    /// Allocated when the first field is indexed.
     index: Option<Box<Index>>,
 }
 
 #[derive(Clone, Debug)]
 struct Index {
-    /// Each entry with its name's place in the static table, or 0.
+    /// Entries, each tagged with the index of its name in the static table, or 0.
     table: DynamicTable<u8>,
-    /// How many entries there ever were.
+    /// Total number of entries ever inserted.
     inserted: u32,
-    /// By the name's place in the static table: the number of the newest entry with that name, counted from 1, or 0.
-    /// Most fields have the same value again and again, so that they are found here.
+    /// For each name of the static table the number of the newest entry with that name, counted from 1, or 0. Most
+    /// fields repeat with the same value, so they are found here.
     latest: [u32; ENTRIES_LENGTH + 1],
-    /// By the lowest bits of the hash: the hash of a field, and the number of its entry, or 0.
+    /// Hash table: hash of a field and the number of its entry, or 0. The index is the lowest bits of the hash.
     places: [(u32, u32); PLACES],
-    /// By the lowest bits of the hash: fields that were seen and are not indexed.
+    /// Hashes of fields that were seen but not indexed. The index is the lowest bits of the hash.
     seen: [u32; PLACES],
 }
 
@@ -83,14 +83,15 @@ impl Default for Encoder {
 }
 
 impl Encoder {
-    /// An encoder that wants a table of that size, in bytes; until the peer says otherwise it may have 4096.
+    /// Creates an encoder that uses a table of at most that size in bytes; until the peer's settings arrive, at most
+    /// 4096.
     pub fn new(size_wanted: u32) -> Self {
         let size_max = size_wanted.min(TABLE_SIZE_DEFAULT);
         let size_update = (size_max < TABLE_SIZE_DEFAULT).then_some(size_max);
         Self { size_max, size_wanted, size_update, index: None }
     }
 
-    /// The peer has sent SETTINGS_HEADER_TABLE_SIZE.
+    /// Handles SETTINGS_HEADER_TABLE_SIZE from the peer.
     pub fn handle_size_allowed(&mut self, size: u32) {
         let size = size.min(self.size_wanted);
         if size == self.size_max {
@@ -103,12 +104,12 @@ impl Encoder {
         }
     }
 
-    /// The dynamic table's size in RFC 7541's measure, in bytes.
+    /// Size of the dynamic table in bytes, as defined by RFC 7541 §4.1.
     pub fn table_size(&self) -> usize {
         self.index.as_ref().map_or(0, |index| index.table.size())
     }
 
-    /// Begins a block: tells the peer of a new size.
+    /// Begins a block: writes a size update if the size changed.
     #[inline]
     pub fn begin_block(&mut self, out: &mut Vec<u8>) {
         if let Some(smallest) = self.size_update.take() {
@@ -119,7 +120,7 @@ impl Encoder {
         }
     }
 
-    /// `:status`.
+    /// Encodes `:status`.
     #[inline]
     pub fn encode_status(&mut self, status: u16, out: &mut Vec<u8>) {
         match static_table::status_index(status) {
@@ -131,7 +132,7 @@ impl Encoder {
         }
     }
 
-    /// `:method`.
+    /// Encodes `:method`.
     pub fn encode_method(&mut self, method: &[u8], out: &mut Vec<u8>) {
         match method {
             b"GET" => out.push(0x80 | static_table::METHOD_GET),
@@ -140,7 +141,7 @@ impl Encoder {
         }
     }
 
-    /// `:scheme`.
+    /// Encodes `:scheme`.
     pub fn encode_scheme(&mut self, scheme: &[u8], out: &mut Vec<u8>) {
         match scheme {
             b"http" => out.push(0x80 | static_table::SCHEME_HTTP),
@@ -149,12 +150,12 @@ impl Encoder {
         }
     }
 
-    /// `:authority`.
+    /// Encodes `:authority`.
     pub fn encode_authority(&mut self, authority: &[u8], out: &mut Vec<u8>) {
         self.encode_named(static_table::AUTHORITY, b":authority", authority, Indexing::Always, out);
     }
 
-    /// `:path`.
+    /// Encodes `:path`.
     pub fn encode_path(&mut self, path: &[u8], out: &mut Vec<u8>) {
         match path {
             b"/" => out.push(0x80 | static_table::PATH_ROOT),
@@ -162,23 +163,23 @@ impl Encoder {
         }
     }
 
-    /// A known field of a response.
+    /// Encodes a known field of a response.
     #[inline]
     pub fn encode_known(&mut self, field: ResponseField, value: &[u8], out: &mut Vec<u8>) {
         let indexing = Indexing::of_response(Some(field));
         self.encode_named(static_table::field_index(field), field.name().as_bytes(), value, indexing, out);
     }
 
-    /// Any field. The name may have capitals, which are written small; the caller has seen to it that it is a token and
-    /// that the value can be a value.
+    /// Encodes any field; capitals in the name are converted to lower case. The caller ensures that the name is a token
+    /// and that the value is valid.
     pub fn encode(&mut self, name: &[u8], value: &[u8], indexing: Indexing, out: &mut Vec<u8>) {
         self.encode_named(static_table::name_index(name), name, value, indexing, out);
     }
 
-    /// `name_index` is the name's place in the static table, or 0.
+    /// Encodes a field; `name_index` is the index of its name in the static table, or 0.
     fn encode_named(&mut self, name_index: u8, name: &[u8], value: &[u8], indexing: Indexing, out: &mut Vec<u8>) {
         let wants_index = matches!(indexing, Indexing::Always | Indexing::IfRepeated);
-        // An entry that would push out a quarter of the table is not worth it.
+        // An entry that would evict a quarter of the table is not worth it.
         let is_small = name.len() + value.len() + ENTRY_OVERHEAD <= self.size_max as usize / 4;
         if !wants_index || !is_small {
             let pattern = if indexing == Indexing::Never { 0x10 } else { 0 };
@@ -212,7 +213,7 @@ impl Index {
         }
     }
 
-    /// The newest entry of a name that the static table has, if it has that value.
+    /// Returns the newest entry with a name of the static table, if it has this value.
     #[inline]
     fn find_latest(&self, name_index: u8, value: &[u8]) -> Option<usize> {
         let number = self.latest[name_index as usize];
@@ -234,7 +235,7 @@ impl Index {
         (found_value == value && name.eq_ignore_ascii_case(found_name)).then_some(place)
     }
 
-    /// Whether a field has not been seen lately; it has from now on.
+    /// Returns `true` if the field has not been seen recently, and remembers it.
     fn is_new(&mut self, hash: u32) -> bool {
         let seen = &mut self.seen[hash as usize % PLACES];
         std::mem::replace(seen, hash) != hash
@@ -249,7 +250,7 @@ impl Index {
     }
 }
 
-/// `pattern` holds the bits above the prefix of the name's index.
+/// Writes a literal; `pattern` contains the bits above the prefix of the name's index.
 #[inline]
 fn write_literal(pattern: u8, prefix_bits: u32, name_index: u8, name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     integer::write(out, pattern, prefix_bits, name_index as usize);
@@ -259,7 +260,7 @@ fn write_literal(pattern: u8, prefix_bits: u32, name_index: u8, name: &[u8], val
     write_string(value, out);
 }
 
-/// A name, in small letters.
+/// Writes a name in lower case.
 fn write_name(name: &[u8], out: &mut Vec<u8>) {
     let mut short = [0; 64];
     match short.get_mut(..name.len()) {
@@ -272,7 +273,7 @@ fn write_name(name: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// A string, in the shorter of both forms: RFC 7541 §5.2.
+/// Writes a string, Huffman-coded if that is shorter: RFC 7541 §5.2.
 #[inline]
 fn write_string(text: &[u8], out: &mut Vec<u8>) {
     let length = huffman::encoded_length(text);
@@ -285,7 +286,7 @@ fn write_string(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Capitals count as small letters in names.
+/// Computes the hash of a field; the case of the name is ignored.
 fn hash(name_index: u8, name: &[u8], value: &[u8]) -> u32 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut hash = u64::from(name_index) << 32 | value.len() as u64;
@@ -303,6 +304,6 @@ fn hash(name_index: u8, name: &[u8], value: &[u8]) -> u32 {
         mix(name, 0x2020_2020_2020_2020);
     }
     mix(value, 0);
-    // Never 0, which means nothing.
+    // Never 0, which means "no entry".
     ((hash >> 32) ^ hash) as u32 | 1 << 31
 }

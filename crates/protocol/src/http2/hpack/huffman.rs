@@ -6,7 +6,7 @@
 
 use super::HpackFault;
 
-/// The length of each symbol's code in bits; the last one is that of the end of the string, which is never written.
+/// Length of each symbol's code in bits; the last entry is EOS, which is never written.
 #[rustfmt::skip]
 const LENGTHS: [u8; SYMBOLS] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 28,
@@ -24,7 +24,7 @@ const SYMBOLS: usize = 257;
 const END_OF_STRING: usize = 256;
 const LENGTH_MAX: u32 = 30;
 
-/// The codes, in their lowest bits.
+/// The codes, right-aligned.
 static CODES: [u32; SYMBOLS] = codes();
 
 const fn codes() -> [u32; SYMBOLS] {
@@ -45,14 +45,14 @@ const fn codes() -> [u32; SYMBOLS] {
     codes
 }
 
-/// How many bytes the text takes in the code.
+/// Returns the length of the encoded text in bytes.
 #[inline]
 pub(super) fn encoded_length(text: &[u8]) -> usize {
     let bits: u64 = text.iter().map(|&byte| u64::from(LENGTHS[byte as usize])).sum();
     bits.div_ceil(8) as usize
 }
 
-/// Appends the text in the code.
+/// Appends the encoded text.
 pub(super) fn encode(text: &[u8], out: &mut Vec<u8>) {
     // The lowest `pending` bits of `bits` are not written yet: fewer than 32 before each symbol.
     let (mut bits, mut pending) = (0u64, 0u32);
@@ -65,7 +65,7 @@ pub(super) fn encode(text: &[u8], out: &mut Vec<u8>) {
             out.extend_from_slice(&((bits >> pending) as u32).to_be_bytes());
         }
     }
-    // Padded with the first bits of the end of the string, which are ones.
+    // Padding is the first bits of EOS, which are ones.
     let padding = pending.wrapping_neg() % 8;
     bits = bits << padding | ((1 << padding) - 1);
     pending += padding;
@@ -75,7 +75,7 @@ pub(super) fn encode(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the decoded text. At most eight fifths of the input's length are appended.
+/// Appends the decoded text: at most eight fifths of the input's length.
 pub(super) fn decode(input: &[u8], out: &mut Vec<u8>) -> Result<(), HpackFault> {
     out.reserve(input.len() * 8 / 5);
     let mut state = 0usize;
@@ -106,14 +106,14 @@ enum Outcome {
     Pending,
     /// A symbol is complete.
     Symbol,
-    /// The end of the string, which must not be in it.
+    /// EOS, which must not occur in a string.
     Refused,
 }
 
 /// A tree with 257 leaves has 256 inner nodes.
 const STATES: usize = 256;
 
-/// The children of every inner node: another one, or `STATES` and a symbol.
+/// Children of every inner node: the index of another node, or `STATES` plus a symbol.
 const TREE: [[u16; 2]; STATES] = {
     let codes = codes();
     let mut tree = [[u16::MAX; 2]; STATES];
@@ -168,7 +168,7 @@ static MACHINE: [[Step; 16]; STATES] = {
     machine
 };
 
-/// The states in which a string may end: with fewer than eight bits behind the last symbol, all of them ones.
+/// States in which a string may end: fewer than eight bits after the last symbol, all of them ones.
 static MAY_END: [bool; STATES] = {
     let mut may_end = [false; STATES];
     let (mut node, mut depth) = (0, 0);

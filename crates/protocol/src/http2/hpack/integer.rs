@@ -1,10 +1,10 @@
-//! Integers with a prefix of some bits: RFC 7541 §5.1.
+//! Integers with a prefix: RFC 7541 §5.1.
 //!
-//! Nothing that HPACK counts needs more than 28 bits here, so longer integers are refused: their end is not looked for.
+//! No number in HPACK needs more than 28 bits here, so longer integers are refused without reading them to their end.
 
 use super::HpackFault;
 
-/// Reads the integer whose first byte is at `*at` and leaves `*at` behind it. The bits above the prefix are ignored.
+/// Reads the integer whose first byte is at `*at`, and moves `*at` behind it. The bits above the prefix are ignored.
 #[inline]
 pub(super) fn read(block: &[u8], at: &mut usize, prefix_bits: u32) -> Result<u32, HpackFault> {
     let mask = (1u32 << prefix_bits) - 1;
@@ -26,7 +26,7 @@ fn read_rest(block: &[u8], at: &mut usize, prefix: u32) -> Result<u32, HpackFaul
     Err(HpackFault::IntegerTooLong)
 }
 
-/// Appends an integer; `pattern` holds the bits above the prefix.
+/// Appends an integer; `pattern` contains the bits above the prefix.
 #[inline]
 pub(super) fn write(out: &mut Vec<u8>, pattern: u8, prefix_bits: u32, value: usize) {
     let mask = (1usize << prefix_bits) - 1;

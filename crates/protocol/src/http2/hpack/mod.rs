@@ -1,9 +1,8 @@
-//! HPACK, the compression of fields in HTTP/2: RFC 7541.
+//! HPACK, the field compression of HTTP/2: RFC 7541.
 //!
-//! A decoder and an encoder keep a dynamic table each, which is the state of one direction of a connection: every block
-//! of fields passes through it, in order, wanted or not. Invariants: no table exceeds its size in RFC 7541's measure,
-//! nothing is decoded beyond the block's own bytes, and the time that a field takes is bounded by its length and the
-//! table's size.
+//! Decoder and encoder each keep a dynamic table, the state of one direction of a connection: every field block must
+//! pass through it, in order, wanted or not. Invariants: no table exceeds its size as defined by RFC 7541; decoding
+//! never reads beyond the block; the time for a field is bounded by its length and the size of the table.
 
 mod decoder;
 mod encoder;
@@ -15,8 +14,8 @@ mod table;
 pub use decoder::{DecodedField, Decoder, HpackFault, NameKind};
 pub use encoder::{Encoder, Indexing};
 
-/// What an entry costs besides its text, in bytes: RFC 7541 §4.1.
+/// Size of an entry in addition to its text, in bytes: RFC 7541 §4.1.
 pub const ENTRY_OVERHEAD: usize = 32;
 
-/// The size of a dynamic table that nobody has spoken about, in bytes: RFC 9113 §6.5.2.
+/// Default size of a dynamic table in bytes: RFC 9113 §6.5.2.
 pub const TABLE_SIZE_DEFAULT: u32 = 4096;

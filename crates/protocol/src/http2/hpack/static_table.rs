@@ -1,6 +1,6 @@
 //! The static table: RFC 7541 appendix A.
 //!
-//! Index 1 is the first entry; index 0 means nothing.
+//! Index 1 is the first entry; index 0 means "no entry".
 
 use crate::known_field::same_but_for_case;
 use crate::response::ResponseField;
@@ -72,7 +72,7 @@ pub(super) static ENTRIES: [(&str, &str); ENTRIES_LENGTH] = [
     ("www-authenticate", ""),
 ];
 
-/// The indexes of the names that requests and responses are begun with; those of the values follow.
+/// Indexes of the first entry with each name used for pseudo-headers; entries with other values follow it.
 pub(super) const AUTHORITY: u8 = 1;
 pub(super) const METHOD_GET: u8 = 2;
 pub(super) const METHOD_POST: u8 = 3;
@@ -81,7 +81,7 @@ pub(super) const SCHEME_HTTP: u8 = 6;
 pub(super) const SCHEME_HTTPS: u8 = 7;
 pub(super) const STATUS_200: u8 = 8;
 
-/// The index of the entry that is exactly this status, if there is one.
+/// Returns the index of the entry with exactly this status, if there is one.
 pub(super) fn status_index(status: u16) -> Option<u8> {
     Some(match status {
         200 => STATUS_200,
@@ -95,7 +95,7 @@ pub(super) fn status_index(status: u16) -> Option<u8> {
     })
 }
 
-/// The index of a name, in any case, or 0.
+/// Returns the index of a name, case-insensitive, or 0.
 pub(super) fn name_index(name: &[u8]) -> u8 {
     let (Some(&first), Some(&last)) = (name.first(), name.last()) else {
         return 0;
@@ -104,7 +104,7 @@ pub(super) fn name_index(name: &[u8]) -> u8 {
     if candidate != 0 && same_but_for_case(name, ENTRIES[candidate as usize - 1].0.as_bytes()) { candidate } else { 0 }
 }
 
-/// The index of the name of a known field, or 0.
+/// Returns the index of the name of a known field, or 0.
 pub(super) fn field_index(field: ResponseField) -> u8 {
     FIELD_INDEXES[field as usize]
 }
@@ -139,7 +139,7 @@ const fn is_lowercase_of(lower: &[u8], name: &[u8]) -> bool {
     true
 }
 
-/// By a hash of names without collisions, which the compiler checks: the first entry with each name.
+/// Perfect hash table of names, verified at compile time: the first entry with each name.
 static SLOTS: [u8; 256] = {
     let mut slots = [0u8; 256];
     let mut index = ENTRIES.len();
@@ -160,7 +160,7 @@ const fn slot(length: usize, first: u8, last: u8) -> usize {
     (length * LENGTH_FACTOR + (first | 0x20) as usize * FIRST_FACTOR + (last | 0x20) as usize * LAST_FACTOR) & 0xff
 }
 
-/// Found by trying.
+/// Found by trial.
 const LENGTH_FACTOR: usize = 1;
 const FIRST_FACTOR: usize = 3;
 const LAST_FACTOR: usize = 68;

@@ -1,7 +1,7 @@
-//! The dynamic table of one direction: RFC 7541 §2.3.2 and §4.
+//! The dynamic table for one direction: RFC 7541 §2.3.2 and §4.
 //!
-//! The text of all entries stands in one piece, oldest first, and moves to its front when it has grown to twice the
-//! table's size: so every entry is a slice, and each byte is moved once at most.
+//! The text of all entries is stored contiguously, oldest first. When it has grown to twice the size of the table, it
+//! is moved to the front of the buffer. So every entry is a slice, and each byte is moved at most once.
 //!
 //! ```text
 //! text:    [ evicted | oldest name value | ... | newest name value ]
@@ -12,13 +12,13 @@ use std::collections::VecDeque;
 
 use super::ENTRY_OVERHEAD;
 
-/// A table whose entries carry a `T` besides their text. A table without entries owns no memory.
+/// A table whose entries carry a `T` in addition to their text. A table without entries owns no memory.
 #[derive(Clone, Debug)]
 pub(super) struct DynamicTable<T> {
     text: Vec<u8>,
     /// Newest first.
     entries: VecDeque<Entry<T>>,
-    /// In RFC 7541's measure.
+    /// Size in bytes as defined by RFC 7541 §4.1.
     size: usize,
     size_max: usize,
 }
@@ -55,13 +55,13 @@ impl<T: Copy> DynamicTable<T> {
         self.size_max as u32
     }
 
-    /// Changes the size and evicts what no longer fits.
+    /// Changes the maximum size, and evicts entries that no longer fit.
     pub(super) fn set_size_max(&mut self, size_max: u32) {
         self.size_max = size_max as usize;
         self.evict_to(self.size_max);
     }
 
-    /// Name, value and tag of an entry; 0 is the newest one.
+    /// Returns name, value and tag of an entry; index 0 is the newest one.
     pub(super) fn get(&self, index: usize) -> Option<(&[u8], &[u8], T)> {
         let entry = self.entries.get(index)?;
         let text = &self.text[entry.start as usize..][..(entry.name_length + entry.value_length) as usize];
@@ -69,7 +69,8 @@ impl<T: Copy> DynamicTable<T> {
         Some((name, value, entry.tag))
     }
 
-    /// Adds the newest entry; one that is larger than the table empties it (RFC 7541 §4.4). Says whether it is there.
+    /// Adds an entry. One that is larger than the table empties it (RFC 7541 §4.4). Returns `true` if the entry was
+    /// added.
     pub(super) fn insert(&mut self, name: &[u8], value: &[u8], tag: T) -> bool {
         let length = name.len() + value.len();
         let size = length + ENTRY_OVERHEAD;
