@@ -1,5 +1,5 @@
-//! What differs from nginx, by directive: the rows of the table in `docs/configuration.md`, so that there is one place
-//! where a difference is written down.
+//! Differences from nginx by directive, read from the table in `docs/configuration.md`, so that each difference is
+//! written down in one place.
 
 use std::collections::HashMap;
 
@@ -7,22 +7,22 @@ use gale_config::{Contexts, Statement};
 
 const PAGE: &str = include_str!("../../../docs/configuration.md");
 
-/// The other protocols of the directives of which the table says `and its likes`.
+/// Prefixes of the protocols covered by a row whose names end with `and its likes`.
 const LIKES: &[&str] = &["proxy_", "fastcgi_", "scgi_", "uwsgi_", "grpc_"];
 
 const STREAM: Contexts = Contexts::STREAM.or(Contexts::STREAM_SERVER);
 
-/// Something that differs.
+/// One difference of a directive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The directive.
+    /// Name of the directive.
     pub name: String,
     arguments: Vec<&'static str>,
-    /// Where it matters.
+    /// Contexts in which the difference applies.
     contexts: Contexts,
-    /// What differs, in Markdown.
+    /// Description, in Markdown.
     pub text: &'static str,
-    /// The page and heading to read on, relative to the documentation's folder.
+    /// Link to a page and heading with details, relative to the documentation's folder.
     pub more: Option<String>,
 }
 
@@ -32,13 +32,13 @@ impl Difference {
         self.contexts.overlaps(context) && self.arguments.iter().all(has)
     }
 
-    /// Arguments that have to be there for it to matter.
+    /// Arguments that a statement must have for the difference to apply.
     pub fn arguments(&self) -> &[&'static str] {
         &self.arguments
     }
 }
 
-/// All of them, by name.
+/// All differences, by the name of the directive.
 #[derive(Debug)]
 pub struct Differences(HashMap<String, Vec<Difference>>);
 
@@ -52,25 +52,25 @@ impl Differences {
         Differences(by_name)
     }
 
-    /// What differs of a directive that may stand in these contexts, in the order of the table.
+    /// Returns the differences of a directive in these contexts, in the order of the table.
     pub fn about(&self, name: &str, contexts: Contexts) -> Vec<&Difference> {
         let mut rows: Vec<_> = self.0.get(name).into_iter().flatten().collect();
         rows.retain(|row| row.contexts.overlaps(contexts));
-        // A row that is about these contexts alone stands for one about all.
+        // A row specific to these contexts replaces the rows for all contexts.
         if rows.iter().any(|row| row.contexts != Contexts::ANY && contexts.is_subset(row.contexts)) {
             rows.retain(|row| row.contexts != Contexts::ANY);
         }
         rows
     }
 
-    /// What differs of this statement: the row that is most particular about it.
+    /// Returns the most specific difference that applies to this statement.
     pub fn of(&self, name: &str, statement: &Statement, context: Contexts) -> Option<&Difference> {
         let rows = self.0.get(name)?.iter().filter(|row| row.is_about(statement, context));
         rows.max_by_key(|row| (row.arguments.len(), row.contexts != Contexts::ANY))
     }
 }
 
-/// The rows of the table, one for each name.
+/// Reads the rows of the table; a row with several names is returned once for each.
 fn rows() -> Vec<Difference> {
     let table = PAGE.split("\n### By directive\n").nth(1).and_then(|rest| rest.split("\n### ").next()).unwrap_or("");
     table.lines().filter(|line| line.starts_with("| `")).flat_map(row).collect()
@@ -86,10 +86,10 @@ fn row(line: &'static str) -> Vec<Difference> {
         _ => Contexts::ANY,
     };
     let link = rest.first().and_then(|cell| cell.split_once("](")?.1.split(')').next());
-    // A heading of the table's own page.
+    // A link that is only a heading refers to the table's own page.
     let more = link.map(|link| if link.starts_with('#') { format!("configuration.md{link}") } else { link.to_owned() });
     let mut differences = Vec::new();
-    // A row about a parameter of a directive (`status_zone` of `resolver`) is about no directive of that name.
+    // A row about a parameter (`status_zone` of `resolver`) does not describe a directive of that name.
     if names.contains("` of `") {
         return differences;
     }

@@ -1,15 +1,15 @@
-//! What nginx documents and its source does not contain: directives of its commercial edition and of modules that are
-//! built by themselves. Directives inside of blocks of these modules are not looked at by themselves, and not listed.
-//! (<https://nginx.org/en/docs/dirindex.html>)
+//! Directives that nginx documents, but whose code is not part of its open-source distribution: those of the commercial
+//! edition and of separately built modules. Directives inside of the blocks of these modules are not checked one by one
+//! and not listed. <https://nginx.org/en/docs/dirindex.html>
 
 use std::fmt;
 
-/// Who has a directive.
+/// Edition or module that implements a directive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// nginx's commercial edition.
     Commercial,
-    /// A module of this name, which is built by itself.
+    /// A separately built module with this name.
     Module(&'static str),
 }
 
@@ -22,12 +22,12 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Who has this directive, if its source does not have it.
+/// Returns the owner of a directive that is not part of nginx's source.
 pub fn owner(name: &str) -> Option<Owner> {
     ROWS.iter().find(|row| row.directives.contains(&name)).map(|row| row.owner)
 }
 
-/// A module.
+/// The directives of one or several modules.
 struct Row {
     owner: Owner,
     directives: &'static [&'static str],
@@ -76,7 +76,7 @@ const ROWS: &[Row] = &[
     commercial(&["least_time", "ntlm", "queue", "state", "sticky", "sticky_cookie_insert"]),
     // ngx_http_upstream_hc_module, ngx_stream_upstream_hc_module
     Row { owner: Owner::Commercial, directives: &["health_check", "health_check_timeout", "match"] },
-    // ngx_http_proxy_module and the other modules that pass requests on; ngx_stream_proxy_module
+    // ngx_http_proxy_module and the other modules that pass requests to servers; ngx_stream_proxy_module
     commercial(&[
         "fastcgi_cache_purge",
         "fastcgi_request_dynamic",

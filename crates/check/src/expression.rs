@@ -1,32 +1,32 @@
-//! What parts of a regular expression can match.
+//! Analysis of the texts that groups of a regular expression can match.
 //!
-//! Expressions are PCRE's; those whose syntax the parser here does not know (look-around, back references) are taken to
-//! match nothing of interest, so that nothing is reported that may be wrong.
+//! Expressions are PCRE's. An expression with syntax unknown to the parser used here (look-around, back references) is
+//! treated as matching nothing of interest, to avoid false reports.
 
 use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Class, Hir, HirKind, Look};
 
-/// A regular expression that was understood.
+/// A parsed regular expression.
 pub struct Expression(Hir);
 
-/// What a text that some part matches may contain.
+/// Characters that a matched text may contain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// A line feed, which ends a field of a header.
+    /// A line feed, which ends a header field.
     pub newline: bool,
-    /// A full stop, so that it may be another domain.
+    /// A dot, so that the text may be a different domain.
     pub dot: bool,
 }
 
 impl Contents {
-    /// What a text may contain that is one of two.
+    /// Returns the union, for a text that comes from one of two sources.
     pub fn or(self, other: Contents) -> Contents {
         Contents { newline: self.newline | other.newline, dot: self.dot | other.dot }
     }
 }
 
 impl Expression {
-    /// As PCRE would read it, without regard to case if that is said.
+    /// Parses an expression as PCRE would.
     pub fn parse(text: &[u8], ignores_case: bool) -> Option<Expression> {
         let text = std::str::from_utf8(text).ok()?;
         let mut parser = ParserBuilder::new().case_insensitive(ignores_case).utf8(false).build();
@@ -44,7 +44,7 @@ impl Expression {
         names
     }
 
-    /// What the group of this number, or of this name, may contain.
+    /// Returns the possible contents of the group with this number or name.
     pub fn group(&self, is_it: impl Fn(u32, Option<&str>) -> bool) -> Option<Contents> {
         let mut found = None;
         visit(&self.0, &mut |hir| {
@@ -57,14 +57,14 @@ impl Expression {
         found
     }
 
-    /// Whether every match ends where the text ends.
+    /// Returns `true` if every match ends at the end of the text.
     pub fn is_anchored_at_end(&self) -> bool {
         let ends = self.0.properties().look_set_suffix();
         ends.contains(Look::End) || ends.contains(Look::EndLF) || ends.contains(Look::EndCRLF)
     }
 }
 
-/// PCRE has one more spelling of a name than the parser knows: `(?'name'...)`.
+/// Translates `(?'name'...)`, a PCRE syntax for named groups that the parser does not know.
 fn with_angle_brackets(text: &str) -> String {
     let mut pieces = text.split("(?'");
     let mut out = pieces.next().unwrap_or_default().to_owned();
@@ -98,7 +98,7 @@ fn has(class: &Class, wanted: char) -> bool {
     }
 }
 
-// As deep as the parser lets groups be nested: 250.
+// The recursion is bounded by the parser's limit for nested groups: 250.
 fn visit(hir: &Hir, see: &mut impl FnMut(&Hir)) {
     see(hir);
     match hir.kind() {

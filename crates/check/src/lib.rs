@@ -1,15 +1,16 @@
-//! What becomes of an nginx configuration in Gale: which directives mean the same, which differ and how, which are not
-//! there; and what is unsafe in it, with any server.
+//! Compatibility report for an nginx configuration: directives that work the same in Gale, differ, or are missing; and
+//! settings that are unsafe with any server.
 //!
 //! ```text
 //! Statements ──▶ Tree ──┬── survey ◀── directive tables, differences (docs/configuration.md)
-//!                       │           documented: what nginx documents and its source does not contain
+//!                       │           documented: directives of nginx's documentation that its source lacks
 //!                       └── findings, a file per check
 //!                                  └──▶ Report ──▶ text, JSON
 //! ```
 //!
-//! Reads texts only: nothing that a configuration names is opened, so that one of another machine can be read, too.
-//! Invariant: a report is bounded by the number of names, checks and [`PLACES_MAX`], not by the length of a text.
+//! Reads only text: no file that the configuration names is opened, so a configuration from another machine can be
+//! checked. Invariant: the size of a report is bounded by the number of names, checks and [`PLACES_MAX`], not by the
+//! size of the text.
 #![forbid(unsafe_code)]
 
 mod differences;
@@ -27,7 +28,7 @@ use gale_config::{Parsed, Sources, Tables};
 pub use self::differences::{Difference, Differences};
 pub use self::report::{Directive, Finding, PLACES_MAX, Problem, Report, Severity, SourceLine, Verdict};
 
-/// Reads what was parsed of a configuration whose directives are these tables'.
+/// Checks a parsed configuration against the directive tables.
 pub fn check<Cx>(parsed: &Parsed, sources: &Sources, tables: &Tables<Cx>) -> Report {
     let tree = tree::Tree::new(&parsed.statements);
     let (directives, problems) = survey::survey(&tree, sources, tables);

@@ -1,10 +1,10 @@
-//! The report for a terminal.
+//! The report as text for a terminal.
 
 use std::fmt::{self, Display, Formatter};
 
 use crate::report::{Directive, Report, Severity, SourceLine, Verdict};
 
-/// How wide a column of names is at most.
+/// Maximum width of a column of names.
 const NAME_WIDTH_MAX: usize = 36;
 
 impl Display for Report {
@@ -40,7 +40,7 @@ impl Display for Report {
                 Severity::Low => "low",
             };
             writeln!(f, "  {}: {} [{}, {severity}]", Brief(&finding.place), finding.message, finding.check)?;
-            // Once for all of a kind.
+            // Advice is printed once per check.
             if self.findings.get(number + 1).is_none_or(|next| next.check != finding.check) {
                 writeln!(f, "    {}", finding.advice)?;
             }
@@ -76,7 +76,7 @@ impl Report {
     }
 }
 
-/// Names, as many as fit into a line.
+/// Writes names, as many per line as fit.
 fn wrapped(f: &mut Formatter<'_>, names: &[&str]) -> fmt::Result {
     const WIDTH: usize = 100;
     let mut column = 0;
@@ -101,7 +101,7 @@ impl Display for Brief<'_> {
     }
 }
 
-/// ` in FILE:LINE`, if it is anywhere.
+/// ` in FILE:LINE`, or nothing if there is no place.
 struct InFile<'p>(Option<&'p SourceLine>);
 
 impl Display for InFile<'_> {

@@ -1,77 +1,77 @@
-//! What there is to say of a configuration.
+//! The result of a check.
 
 use gale_config::{Sources, Span};
 use serde::Serialize;
 
-/// The most places that are told of one thing.
+/// Maximum number of places reported per directive or check.
 pub const PLACES_MAX: usize = 20;
 
-/// What is said of a configuration.
+/// The report on a configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// How many files were read.
+    /// Number of files read.
     pub files: usize,
-    /// How many statements there are whose meaning is known.
+    /// Number of statements whose context is known.
     pub statements: usize,
-    /// Why Gale would refuse the configuration, apart from directives that are not there.
+    /// Errors for which Gale would refuse the configuration, apart from missing directives.
     pub problems: Vec<Problem>,
-    /// Each directive that occurs, by what becomes of it and by name.
+    /// The directives used, sorted by verdict and name.
     pub directives: Vec<Directive>,
-    /// What is unsafe, of each check the first [`PLACES_MAX`].
+    /// Unsafe settings, at most [`PLACES_MAX`] per check.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Whether Gale would take the configuration, as far as its text tells.
+    /// Returns `true` if Gale would accept the configuration, judging by its text alone.
     pub fn is_accepted(&self) -> bool {
         let is_there = |directive: &Directive| !matches!(directive.verdict, Verdict::Missing | Verdict::Unknown);
         self.problems.is_empty() && self.directives.iter().all(is_there)
     }
 }
 
-/// What becomes of a directive.
+/// Support for a directive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// nginx, its commercial edition or a module that it documents has it, Gale does not have it.
+    /// Not supported by Gale, but by nginx, its commercial edition or a module that nginx documents.
     Missing,
-    /// Neither has it: it is another module's, or mistyped.
+    /// Unknown to both: it belongs to another module, or is misspelled.
     Unknown,
-    /// It is accepted, and means something else in some way.
+    /// Supported, with a difference from nginx.
     Different,
-    /// It is accepted with a warning and does nothing.
+    /// Accepted with a warning, without effect.
     NoEffect,
-    /// Gale's own.
+    /// Gale's own directive.
     Own,
-    /// It means the same.
+    /// Supported, same as nginx.
     Same,
 }
 
-/// A directive as it occurs in a configuration.
+/// A directive used in the configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct Directive {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What becomes of it.
+    /// Support for the directive.
     pub verdict: Verdict,
-    /// How often it occurs.
+    /// Number of occurrences.
     pub count: usize,
-    /// What differs, what may have been meant, or who has what is missing.
+    /// The difference, a suggested spelling, or the owner of a missing directive.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub text: String,
-    /// Where to read on, in the documentation's folder.
+    /// Link to a page with details, relative to the documentation's folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub more: Option<String>,
-    /// Where it occurs: all places of one that is not there, else the first; [`PLACES_MAX`] at most.
+    /// Places of use: for a missing or unknown directive up to [`PLACES_MAX`], otherwise only the first.
     pub places: Vec<SourceLine>,
 }
 
-/// A file and a line in it, from 1 on.
+/// A file, and a line in it counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SourceLine {
-    /// The file's name as it was read.
+    /// Name under which the file was read.
     pub file: String,
-    /// The line.
+    /// Line.
     pub line: u32,
 }
 
@@ -87,38 +87,38 @@ impl SourceLine {
 /// An error of the configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct Problem {
-    /// nginx's words.
+    /// Message in nginx's words.
     pub message: String,
-    /// What to do about it.
+    /// Suggested fix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Where it is.
+    /// Place in the configuration, if there is one.
     pub place: Option<SourceLine>,
 }
 
-/// How bad something unsafe is.
+/// Severity of an unsafe setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Somebody can read, reach or send what he should not.
+    /// A client can read, reach or send something that it must not.
     High,
-    /// It depends on what stands behind.
+    /// The risk depends on the application behind the server.
     Medium,
-    /// It probably does not do what was meant.
+    /// The directive probably does not do what was intended.
     Low,
 }
 
-/// Something unsafe.
+/// An unsafe setting.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// The name of the check.
+    /// Name of the check.
     pub check: &'static str,
-    /// How bad it is.
+    /// Severity.
     pub severity: Severity,
-    /// What is unsafe.
+    /// Description of the problem.
     pub message: String,
-    /// What to write instead.
+    /// Safe alternative.
     pub advice: &'static str,
-    /// Where it is.
+    /// Place in the configuration.
     pub place: SourceLine,
 }

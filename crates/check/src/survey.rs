@@ -1,4 +1,4 @@
-//! What becomes of each directive: the tables and the documentation's differences decide.
+//! Verdicts on directives, derived from the directive tables and the documented differences.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::documented;
 use crate::report::{Directive, PLACES_MAX, Problem, SourceLine, Verdict};
 use crate::tree::{Node, Tree};
 
-/// What is said of each name, and why the configuration would be refused besides.
+/// Returns the directives used with their verdicts, and the other errors of the configuration.
 pub fn survey<Cx>(tree: &Tree<'_>, sources: &Sources, tables: &Tables<Cx>) -> (Vec<Directive>, Vec<Problem>) {
     let differences = Differences::read();
     let mut found: HashMap<(Verdict, &[u8], &str), Directive> = HashMap::new();
@@ -72,12 +72,12 @@ fn judge<'d, Cx>(
     Ok((verdict, difference))
 }
 
-/// What may have been meant, in the words of the configuration's own error.
+/// Returns the suggestion for an unknown directive: the hint of the error that the tables return.
 fn meant<Cx>(node: &Node<'_>, tables: &Tables<Cx>) -> String {
     tables.find(node.statement, node.context).err().and_then(|error| error.hint).unwrap_or_default()
 }
 
-/// Who has a directive that Gale does not have, where that is not nginx's source.
+/// Returns the owner of a missing directive, or an empty text if it is part of nginx's source.
 fn whose(name: &[u8]) -> String {
     let owner = name.to_str().ok().and_then(documented::owner);
     owner.map(|owner| owner.to_string()).unwrap_or_default()

@@ -1,13 +1,13 @@
-//! The statements of a configuration with their contexts and what they stand in.
+//! The statements of a configuration, with their contexts and enclosing blocks.
 
 use gale_config::{Contexts, Statement};
 
-/// A statement whose context is known.
+/// A statement with its context.
 #[derive(Clone, Copy)]
 pub struct Node<'s> {
     pub statement: &'s Statement,
     pub context: Contexts,
-    /// The block that it stands in, as its number.
+    /// Index of the enclosing block.
     pub parent: Option<usize>,
 }
 
@@ -20,14 +20,14 @@ impl<'s> Node<'s> {
         self.name() == name.as_bytes()
     }
 
-    /// The argument of this number from 0 on; empty if there is none.
+    /// Returns the argument with this index, or an empty text if there is none.
     pub fn arg(&self, number: usize) -> &'s [u8] {
         self.statement.args.get(number).map_or(b"", |word| &word.text)
     }
 }
 
-/// All of them, in the order of the text. Blocks that hold no directives (`map`, `types`) are left closed, as are those
-/// that nobody knows.
+/// All statements in text order. Blocks that contain no directives (`map`, `types`) are not entered, nor are unknown
+/// blocks.
 pub struct Tree<'s> {
     pub nodes: Vec<Node<'s>>,
 }
@@ -39,7 +39,7 @@ impl<'s> Tree<'s> {
         tree
     }
 
-    // As deep as the parser lets blocks be nested.
+    // The recursion is bounded by the parser's limit for nested blocks.
     fn add(&mut self, statements: &'s [Statement], context: Contexts, parent: Option<usize>) {
         for statement in statements {
             let number = self.nodes.len();
@@ -50,19 +50,19 @@ impl<'s> Tree<'s> {
         }
     }
 
-    /// The blocks around a statement, from the innermost on.
+    /// Iterates over the enclosing blocks of a statement, from the innermost outwards.
     pub fn ancestors(&self, number: usize) -> impl Iterator<Item = (usize, Node<'s>)> + '_ {
         let parent = |number: usize| self.nodes[number].parent;
         std::iter::successors(parent(number), move |&number| parent(number)).map(|number| (number, self.nodes[number]))
     }
 
-    /// The statements of this name, with their numbers.
+    /// Iterates over the statements with this name and their indices.
     pub fn named<'t>(&'t self, name: &'static str) -> impl Iterator<Item = (usize, Node<'s>)> + 't {
         self.nodes.iter().copied().enumerate().filter(move |(_, node)| node.is(name))
     }
 }
 
-/// What directives stand in a block of this name; `None` where there are none.
+/// Returns the context of the directives in a block with this name, or `None` if it contains no directives.
 fn inside(context: Contexts, name: &[u8]) -> Option<Contexts> {
     Some(match (context, name) {
         (Contexts::MAIN, b"events") => Contexts::EVENTS,

@@ -1,4 +1,4 @@
-//! What may be in variables: what a client can put there, and a line feed.
+//! Analysis of variables: the characters that a client can put into their values.
 
 use std::collections::HashMap;
 
@@ -8,15 +8,15 @@ use gale_config::Statement;
 use crate::expression::{Contents, Expression};
 use crate::tree::{Node, Tree};
 
-/// How many `set` lead to a value at most.
+/// Maximum length of a chain of `set` directives that is followed.
 const DEPTH_MAX: u32 = 10;
 
 /// The variables of a configuration.
 pub struct Variables<'t, 's> {
     tree: &'t Tree<'s>,
-    /// The values that `set` gives to a name, as numbers of statements.
+    /// Indices of the `set` statements of each variable.
     set: HashMap<&'s [u8], Vec<usize>>,
-    /// What the groups of a name match, of all expressions together.
+    /// Possible contents of named groups; groups of the same name in several expressions are combined.
     named: HashMap<String, Contents>,
 }
 
@@ -37,7 +37,7 @@ impl<'t, 's> Variables<'t, 's> {
         Variables { tree, set, named }
     }
 
-    /// What a client can put into a variable that is used in this statement.
+    /// Returns the characters that a client can put into a variable used in this statement.
     pub fn contents(&self, name: &str, used_in: usize) -> Contents {
         self.contents_within(name, used_in, DEPTH_MAX)
     }
@@ -49,7 +49,7 @@ impl<'t, 's> Variables<'t, 's> {
             return self.last_expression(used_in).and_then(|last| last.group(|of, _| of == number)).unwrap_or_default();
         }
         match name {
-            // Decoded: `%0a` is a line feed there.
+            // The path is percent-decoded: `%0a` becomes a line feed.
             "uri" | "document_uri" => return any(true),
             "request_uri" | "args" | "query_string" | "host" | "request" => return any(false),
             _ => {}
@@ -70,18 +70,18 @@ impl<'t, 's> Variables<'t, 's> {
         all
     }
 
-    /// The expression that was tried last before a statement: whose groups `$1` and the like are.
+    /// Returns the expression evaluated last before a statement, to which `$1` etc. refer.
     fn last_expression(&self, used_in: usize) -> Option<Expression> {
         let own = self.tree.nodes[used_in];
         if let Some(own) = expression_of(&own) {
             return Some(own);
         }
-        // Before it in its block, then the block itself, and so on outwards.
+        // Searches backwards within the block, then the block's own expression, then outwards.
         let mut inner = (used_in, own);
         loop {
             let before = (0..inner.0).rev().take_while(|&number| Some(number) != inner.1.parent);
             let siblings = before.filter(|&number| self.tree.nodes[number].parent == inner.1.parent);
-            // A block that is left has not been tried, or did not match.
+            // Expressions in sibling blocks are ignored: the block was not evaluated or did not match.
             let mut simple = siblings.map(|number| self.tree.nodes[number]).filter(|node| node.is("rewrite"));
             if let Some(expression) = simple.find_map(|node| expression_of(&node)) {
                 return Some(expression);
@@ -95,7 +95,7 @@ impl<'t, 's> Variables<'t, 's> {
     }
 }
 
-/// The regular expression that a statement tries.
+/// Returns the regular expression that a statement evaluates.
 pub fn expression_of(node: &Node<'_>) -> Option<Expression> {
     match node.name() {
         b"rewrite" => Expression::parse(node.arg(0), false),
@@ -115,17 +115,17 @@ pub fn expression_of(node: &Node<'_>) -> Option<Expression> {
     }
 }
 
-/// The operator and the regular expression of an `if` that has one.
+/// Returns the operator and the regular expression of an `if`, if it has one.
 pub fn condition(statement: &Statement) -> Option<(&[u8], &[u8])> {
     let operators: [&[u8]; 4] = [b"~", b"~*", b"!~", b"!~*"];
     let at = statement.args.iter().position(|word| operators.contains(&&word.text[..]))?;
     let text: &[u8] = &statement.args.get(at + 1)?.text;
-    // Behind quotes the bracket is a word of its own.
+    // After a quoted expression the closing parenthesis is a separate word.
     let is_last = statement.args.len() == at + 2;
     Some((&statement.args[at].text, if is_last { text.strip_suffix(b")")? } else { text }))
 }
 
-/// The names of the variables in a text.
+/// Iterates over the names of the variables in a text.
 pub fn names_in(text: &[u8]) -> impl Iterator<Item = &str> {
     text.split(|&byte| byte == b'$').skip(1).filter_map(|rest| {
         let name = match rest.strip_prefix(b"{") {

@@ -1,9 +1,9 @@
-//! What is unsafe in configurations, and what only looks like it.
+//! Unsafe configurations, and safe ones that look similar.
 
 use gale_check::{Finding, check};
 use gale_config::{MemoryFiles, Sources, Tables, parse_text};
 
-/// The name of each check that finds something in these directives of a server, with its line.
+/// The names of the checks that report these directives of a server, with the lines.
 fn found(text: &str) -> Vec<(&'static str, u32)> {
     let all = findings(&format!("http {{ server {{\n{text}\n}} }}"));
     let mut found: Vec<_> = all.iter().map(|one| (one.check, one.place.line - 1)).collect();
@@ -52,7 +52,7 @@ fn fields_that_a_client_can_end() {
         "return 200 $uri;",
         "location ~ ^/(.*)$ { return 302 https://a.example/$1; }",
         "location ~ ^/([a-z]+)$ { add_header X-Part $1; }",
-        // Look-behind is beyond what is understood.
+        // Look-behind is not supported by the analysis.
         "location ~ ^/(?<!a)([^/]*) { add_header X-Part $1; }",
         "set $a $b; set $b $a; add_header X $a;",
     ] {

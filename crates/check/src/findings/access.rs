@@ -1,4 +1,4 @@
-//! `return` beside `allow`, `deny` or `auth_basic`: it answers before they are asked.
+//! `return` together with `allow`, `deny` or `auth_basic`: the response is sent before access is checked.
 
 use super::Check;
 use crate::report::Severity;

@@ -1,4 +1,4 @@
-//! `add_header` in a block: the fields of the outer blocks are gone.
+//! `add_header` in a block: the fields of outer blocks are no longer added.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ pub const SEVERAL_LINES: Check = Check {
 fn lost(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, String)) {
     let mut last = None;
     for (number, node) in tree.named("add_header") {
-        // Once for each block.
+        // Reports each block once.
         let Some(block) = node.parent.filter(|_| last.replace(node.parent) != Some(node.parent)) else { continue };
         if merges(tree, number) {
             continue;
@@ -41,14 +41,14 @@ fn lost(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, Str
     }
 }
 
-/// The names of the fields that a block adds.
+/// Returns the names of the fields that a block adds.
 fn fields(tree: &Tree<'_>, block: usize) -> BTreeSet<String> {
     let body = tree.nodes[block].statement.body().iter();
     let added = body.filter(|statement| statement.name.text == "add_header").filter_map(|row| row.args.first());
     added.map(|word| word.text.to_str_lossy().to_ascii_lowercase()).collect()
 }
 
-/// Whether `add_header_inherit merge` counts there.
+/// Returns `true` if `add_header_inherit merge` applies to the statement.
 fn merges(tree: &Tree<'_>, number: usize) -> bool {
     let said = |statement: &gale_config::Statement| {
         (statement.name.text == "add_header_inherit")

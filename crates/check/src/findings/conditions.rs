@@ -1,5 +1,5 @@
-//! `if` in a location is a location of its own: other directives in it, and some beside it, do not do what they say.
-//! <https://nginx.org/en/docs/http/ngx_http_rewrite_module.html#if>
+//! `if` in a location creates a location of its own: other directives in it, and some next to it, do not work as
+//! written. <https://nginx.org/en/docs/http/ngx_http_rewrite_module.html#if>
 
 use gale_config::Contexts;
 
@@ -25,7 +25,7 @@ fn run(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, Stri
             let directive = bstr::BStr::new(node.name());
             found(number, format!("if several \"if\" are true, only \"{directive}\" of the last one applies"));
         }
-        // What ends the request within the `if` leaves nothing to `try_files`.
+        // If the `if` ends the request, skipping `try_files` is harmless.
         let ends = |statement: &gale_config::Statement| matches!(&statement.name.text[..], b"return" | b"rewrite");
         if node.is("if") && node.context == Contexts::LOCATION && !node.statement.body().iter().any(ends) {
             let beside = node.parent.map(|parent| tree.nodes[parent].statement.body()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Values with a line feed that a client chose: what follows it is a field, or a request, of the client's.
+//! Values with a line feed chosen by a client: the text after it becomes a header field or request written by the
+//! client.
 
 use super::Check;
 use crate::report::Severity;
@@ -24,7 +25,7 @@ fn run(tree: &Tree<'_>, variables: &Variables<'_, '_>, found: &mut dyn FnMut(usi
     }
 }
 
-/// What of a directive gets into the head of a response or a request.
+/// Returns the argument that a directive writes into the head of a response or request.
 fn value_in_a_head<'s>(node: &Node<'s>) -> Option<&'s [u8]> {
     match node.name() {
         b"return" => match node.arg(0) {

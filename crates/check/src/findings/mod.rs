@@ -1,4 +1,4 @@
-//! What is unsafe in a configuration, whichever server reads it: the traps that people have fallen into, a file each.
+//! Checks for unsafe configurations, independent of the server that uses them: known pitfalls, one file each.
 
 mod access;
 mod add_header;
@@ -16,7 +16,7 @@ use crate::report::{Finding, PLACES_MAX, Severity, SourceLine};
 use crate::tree::Tree;
 use crate::variables::Variables;
 
-/// One check. The number that it tells of is a statement's.
+/// One check. `run` reports the index of a statement and a message.
 struct Check {
     name: &'static str,
     severity: Severity,
@@ -38,7 +38,7 @@ const CHECKS: &[&Check] = &[
     &conditions::CHECK,
 ];
 
-/// What the checks find, the worst first; of each check the first [`PLACES_MAX`].
+/// Runs the checks and returns their findings, the most severe first, at most [`PLACES_MAX`] per check.
 pub fn find(tree: &Tree<'_>, sources: &Sources) -> Vec<Finding> {
     let variables = Variables::new(tree);
     let mut findings = Vec::new();

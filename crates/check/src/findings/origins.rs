@@ -1,4 +1,4 @@
-//! Rules about `Origin` and `Referer` that others get past.
+//! `Origin` and `Referer` conditions that requests from other sites can meet.
 
 use super::Check;
 use crate::report::Severity;
@@ -27,7 +27,7 @@ fn expressions(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usi
         let text = condition(node.statement).map_or(&b""[..], |(_, text)| text);
         let goes_on = match field {
             "$http_origin" => !expression.is_anchored_at_end(),
-            // A slash ends the name of the host.
+            // A slash ends the host name.
             _ => !expression.is_anchored_at_end() && !text.ends_with(b"/") && !text.ends_with(b"|$)"),
         };
         if goes_on {
@@ -41,7 +41,7 @@ fn expressions(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usi
     }
 }
 
-/// Whether a full stop between letters stands there without a backslash.
+/// Returns `true` if the text contains an unescaped dot between letters or digits.
 fn has_plain_dot(text: &[u8]) -> bool {
     let is_plain = |window: &[u8]| {
         window[0] != b'\\'

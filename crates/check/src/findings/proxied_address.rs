@@ -1,4 +1,4 @@
-//! `proxy_pass http://$arg_host`: a client chooses whom the server asks.
+//! `proxy_pass http://$arg_host`: the client chooses the upstream server (SSRF).
 
 use bstr::ByteSlice;
 
@@ -27,7 +27,7 @@ fn run(tree: &Tree<'_>, variables: &Variables<'_, '_>, found: &mut dyn FnMut(usi
         }
         let authority = authority(node.arg(0));
         let is_chosen = |name: &&str| match *name {
-            // They begin with a slash: what is before them is the whole authority.
+            // These begin with a slash, so the text before them is the whole authority.
             "uri" | "document_uri" | "request_uri" => false,
             name => variables.contents(name, number).dot,
         };
@@ -38,7 +38,7 @@ fn run(tree: &Tree<'_>, variables: &Variables<'_, '_>, found: &mut dyn FnMut(usi
     }
 }
 
-/// What is between `://` and the path.
+/// Returns the part of the URL between `://` and the path.
 fn authority(url: &[u8]) -> &[u8] {
     let rest = url.split_once_str("://").map_or(url, |(_, rest)| rest);
     rest.split(|byte| matches!(byte, b'/' | b'?')).next().unwrap_or_default()

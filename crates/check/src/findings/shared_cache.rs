@@ -1,4 +1,4 @@
-//! `proxy_set_header Host $host` with a cache whose key has no host: the names of a server share their entries.
+//! `proxy_set_header Host $host` with a cache key without the host: all names of a server share cache entries.
 
 use gale_config::Statement;
 
@@ -20,7 +20,7 @@ fn run(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, Stri
         let has_cache =
             in_effect(tree, number, "proxy_cache").first().is_some_and(|cache| first_arg(cache) != &b"off"[..]);
         let key = in_effect(tree, number, "proxy_cache_key");
-        // What has a variable in its address is asked, and stored, by that.
+        // An address with a variable selects the server per request, and the default key contains the address.
         let has_host = key.first().is_some_and(|key| tells_hosts(first_arg(key))) || pass.arg(0).contains(&b'$');
         if !has_cache || has_host || !tells_application(&in_effect(tree, number, "proxy_set_header")) {
             continue;
@@ -33,7 +33,7 @@ fn run(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, Stri
     }
 }
 
-/// The statements of this name that count there: those of the innermost block that has any.
+/// Returns the statements with this name in the innermost block that has any: those in effect for the given statement.
 fn in_effect<'s>(tree: &Tree<'s>, number: usize, name: &str) -> Vec<&'s Statement> {
     let of_block = |(_, block): (usize, Node<'s>)| {
         let body = block.statement.body().iter();
@@ -50,14 +50,14 @@ fn tells_hosts(text: &[u8]) -> bool {
     names_in(text).any(|name| matches!(name, "host" | "http_host"))
 }
 
-/// Whether the application gets the client's host as its own.
+/// Returns `true` if the application receives the client's host as its own.
 fn tells_application(fields: &[&Statement]) -> bool {
     fields.iter().any(|field| {
         first_arg(field).eq_ignore_ascii_case(b"host") && field.args.get(1).is_some_and(|word| tells_hosts(&word.text))
     })
 }
 
-/// Whether a server has more than one name, or one that stands for many.
+/// Returns `true` if the server has more than one name, or a name that matches several hosts.
 fn has_several_names(server: &Node<'_>) -> bool {
     let names = server.statement.body().iter().filter(|statement| statement.name.text == "server_name");
     let names: Vec<_> = names.flat_map(|statement| &statement.args).map(|word| &word.text).collect();
