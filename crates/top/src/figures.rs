@@ -1,4 +1,4 @@
-//! What is read of an answer. A part that is missing is empty, as with other servers that have the API.
+//! The figures read from a response of the API. A missing part is left empty, as with other servers that have the API.
 
 use std::collections::BTreeMap;
 
@@ -37,10 +37,10 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Reads an answer.
+    /// Parses a response.
     ///
     /// # Errors
-    /// It is none.
+    /// If it contains no figures.
     pub fn parse(text: &str) -> Result<Figures, String> {
         let figures: Result<Figures, _> = serde_json::from_str(text);
         let figures = figures.map_err(|error| format!("the answer contains no figures: {error}"))?;
@@ -50,12 +50,12 @@ impl Figures {
         Ok(figures)
     }
 
-    /// The process that counts.
+    /// Process id of the worker process.
     pub fn pid(&self) -> u64 {
         self.nginx.as_ref().map_or(0, |program| program.pid)
     }
 
-    /// Every stall of every loop.
+    /// Number of stalls of all event loops.
     pub fn stalls(&self) -> u64 {
         self.loops.iter().map(|each| each.stalls).sum()
     }
@@ -98,7 +98,7 @@ pub struct Requests {
     pub current: u64,
 }
 
-/// Of servers and locations; of stream, requests are sessions.
+/// Figures of a server or location. In stream, requests are sessions.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Zone {
@@ -132,11 +132,11 @@ pub struct Responses {
 #[serde(default)]
 pub struct Times {
     pub count: u64,
-    /// By bounds, how many were not above.
+    /// Number of values up to and including each bound.
     pub buckets: BTreeMap<Bound, u64>,
 }
 
-/// In milliseconds; the largest number is no bound.
+/// An upper bound in milliseconds; `u64::MAX` means no bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Bound(pub u64);
@@ -150,7 +150,7 @@ impl TryFrom<String> for Bound {
 }
 
 impl Times {
-    /// What has come since an earlier one; all of it, if that has counted something else.
+    /// Returns the values added since `earlier`, or all values if the counters have been reset in between.
     pub fn since(&self, earlier: &Times) -> Times {
         if earlier.count > self.count {
             return self.clone();
@@ -160,7 +160,7 @@ impl Times {
         Times { count: self.count - earlier.count, buckets: buckets.collect() }
     }
 
-    /// Adds what another place has counted.
+    /// Adds the values of another histogram.
     pub fn add(&mut self, other: &Times) {
         self.count = self.count.saturating_add(other.count);
         for (bound, count) in &other.buckets {
@@ -169,7 +169,7 @@ impl Times {
         }
     }
 
-    /// The bound that so large a part of the times was not above; none without times.
+    /// Returns the smallest bound that this share of the times does not exceed, or `None` if there are no times.
     pub fn quantile(&self, part: f64) -> Option<Bound> {
         let wanted = self.count as f64 * part;
         let found = self.buckets.iter().find(|(_, count)| **count as f64 >= wanted);
@@ -217,12 +217,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// How many responses came from it.
+    /// Number of responses served from the cache.
     pub fn answered(&self) -> u64 {
         [&self.hit, &self.stale, &self.updating, &self.revalidated].iter().map(|each| each.responses).sum()
     }
 
-    /// How many there were.
+    /// Number of all responses.
     pub fn responses(&self) -> u64 {
         self.answered() + [&self.miss, &self.expired, &self.bypass].iter().map(|each| each.responses).sum::<u64>()
     }
@@ -234,15 +234,15 @@ pub struct Use {
     pub responses: u64,
 }
 
-/// An event loop.
+/// Figures of an event loop.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Loop {
     pub worker: u64,
     pub turns: u64,
-    /// In milliseconds.
+    /// Busy time in milliseconds.
     pub busy: u64,
-    /// In microseconds, as those below.
+    /// Longest turn in microseconds; `turn_times` has the same unit.
     pub longest: u64,
     pub turn_times: Quantiles,
     pub stalls: u64,
@@ -255,7 +255,7 @@ pub struct Quantiles {
     pub p99: u64,
 }
 
-/// A device that files lie on.
+/// Figures of a storage device.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Device {
@@ -266,17 +266,17 @@ pub struct Device {
     pub tasks: Tasks,
 }
 
-/// Pieces of files that were not in memory.
+/// Reads of file parts that were not in memory.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Reads {
     pub in_flight: u64,
     pub total: u64,
-    /// In milliseconds.
+    /// Total time in milliseconds.
     pub time: u64,
 }
 
-/// What threads of pools do for a device.
+/// Tasks of thread pools for a device.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Tasks {
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(between.quantile(0.99), Some(Bound(16)));
         assert_eq!(between.quantile(1.0), Some(Bound(u64::MAX)));
         assert_eq!(Times::default().quantile(0.5), None);
-        // Counted anew.
+        // The counters were reset.
         assert_eq!(early.since(&late).count, 4);
         let mut sum = early.clone();
         sum.add(&early);

@@ -1,33 +1,33 @@
-//! The last answers, and what they say together. Four are kept at most, however long it runs.
+//! The latest responses, and figures computed from several of them. At most four responses are kept.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::figures::{Figures, Times};
 
-/// How long times are looked back on: half of it at least, all of it at most.
+/// Window for times. At least half of it is covered, at most all of it.
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// An answer, and when it came.
+/// A response and the time at which it arrived.
 struct Look {
     figures: Figures,
     at: Instant,
 }
 
-/// The answers of one worker process.
+/// The responses of one worker process.
 #[derive(Default)]
 pub struct History {
     now: Option<Rc<Look>>,
     before: Option<Rc<Look>>,
-    /// The answer that times are counted from, and the one that is next for that.
+    /// Start of the current window, and start of the next one.
     base: Option<Rc<Look>>,
     base_next: Option<Rc<Look>>,
 }
 
 impl History {
-    /// Takes the next answer.
+    /// Adds the next response.
     pub fn take(&mut self, figures: Figures, at: Instant) {
-        // A new worker process counts from nothing.
+        // A new worker process starts with all counters at zero.
         if self.now.as_ref().is_some_and(|now| now.figures.pid() != figures.pid()) {
             *self = History::default();
         }
@@ -42,15 +42,15 @@ impl History {
         }
     }
 
-    /// The newest figures.
+    /// Returns the latest figures.
     ///
     /// # Panics
-    /// Before there are any.
+    /// If there are none yet.
     pub fn figures(&self) -> &Figures {
         &self.now.as_ref().expect("shown when there is an answer").figures
     }
 
-    /// How much a counter has grown per second since the answer before; none where nobody knows.
+    /// Returns the growth of a counter per second since the previous response, or `None` if it is unknown.
     pub fn rate(&self, count: impl Fn(&Figures) -> Option<u64>) -> Option<f64> {
         let (now, before) = (self.now.as_ref()?, self.before.as_ref()?);
         let seconds = now.at.duration_since(before.at).as_secs_f64();
@@ -58,7 +58,7 @@ impl History {
         (seconds > 0.0).then(|| grown as f64 / seconds)
     }
 
-    /// How much a counter has grown in the window; all of it until there is one.
+    /// Returns the growth of a counter within the window, or its total value if there is no window yet.
     pub fn recent(&self, count: impl Fn(&Figures) -> Option<u64>) -> Option<u64> {
         let now = count(self.figures())?;
         Some(now.saturating_sub(
@@ -66,7 +66,7 @@ impl History {
         ))
     }
 
-    /// A histogram of the window; of all there was until there is one.
+    /// Returns a histogram of the window, or of all values if there is no window yet.
     pub fn times(&self, find: impl for<'f> Fn(&'f Figures) -> Option<&'f Times>) -> Option<Times> {
         let now = find(self.figures())?;
         Some(match self.base.as_ref().and_then(|base| find(&base.figures)) {

@@ -1,17 +1,17 @@
-//! `gale top`: what a server does, in a terminal or as a page of text.
+//! `gale top`: live figures of a server, in a terminal or as a page of text.
 //!
 //! ```text
-//!   source.rs    where figures come from: a function, or a URL
-//!   figures.rs   what is read of them
-//!   history.rs   the last answers, and what they say together: rates, times of the last half minute
-//!   views.rs     what is shown: tables, by view
+//!   source.rs    the source of figures: a function, or a URL
+//!   figures.rs   the figures in a response
+//!   history.rs   the latest responses, and figures computed from them: rates, times of the last half minute
+//!   views.rs     the tables of each view
 //!   table.rs     a table as lines of a given width, sorted
-//!   number.rs    how numbers are written
+//!   number.rs    formatting of numbers
 //!   screen.rs    the terminal: keys, drawing
 //! ```
 //!
-//! Nothing that a server says reaches the terminal as it came: control characters are replaced, and an answer is read
-//! up to a bounded length.
+//! No text from a server reaches the terminal unfiltered: control characters are replaced, and the length of a response
+//! is bounded.
 
 mod figures;
 mod history;
@@ -31,19 +31,19 @@ use self::figures::Figures;
 use self::history::History;
 use self::views::View;
 
-/// How it is shown.
+/// Display options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The time between two questions.
+    /// Time between two requests.
     pub interval: Duration,
-    /// One page of text, and no more.
+    /// Print one page of text and exit.
     pub is_once: bool,
 }
 
-/// Shows what `source` tells: on the terminal until somebody quits, or as a page of text where there is none.
+/// Shows the figures of `source`: in the terminal until the user quits, or as a page of text if there is no terminal.
 ///
 /// # Errors
-/// The first answer is none, or the terminal cannot be used.
+/// If the first response contains no figures or the terminal cannot be used.
 pub fn run(source: Source, options: &Options) -> Result<(), String> {
     show(source, options).map_err(|error| table::visible(&error))
 }
@@ -54,17 +54,17 @@ fn show(mut source: Source, options: &Options) -> Result<(), String> {
     let has_terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
     let is_dumb = std::env::var_os("TERM").is_none_or(|name| name == "dumb");
     if options.is_once || !has_terminal || is_dumb {
-        // Rates are of two answers.
+        // A rate needs two responses.
         thread::sleep(options.interval);
         history.take(Figures::parse(&source()?)?, Instant::now());
-        // A reader that leaves early is nobody's fault.
+        // Output errors are ignored: the reader may close the pipe early.
         let _ = std::io::stdout().write_all(page(&history).as_bytes());
         return Ok(());
     }
     screen::show(source, history, options.interval)
 }
 
-/// All views as text, as wide as they are.
+/// Formats all views as text of unlimited width.
 fn page(history: &History) -> String {
     let mut text = String::new();
     for line in views::head(history) {

@@ -1,16 +1,16 @@
-//! How numbers are written: short, and the same width for the same size.
+//! Formatting of numbers: short, with similar widths for values of similar size.
 
 use super::figures::Bound;
 
-/// What nobody knows.
+/// Shown for an unknown value.
 pub const NONE: &str = "-";
 
-/// A count: in full up to 99,999.
+/// Formats a count: in full up to 99,999.
 pub fn count(value: u64) -> String {
     if value < 100_000 { value.to_string() } else { scaled(value as f64, 1000.0, &["", "k", "M", "G", "T", "P", "E"]) }
 }
 
-/// A number per second.
+/// Formats a number per second.
 pub fn rate(value: Option<f64>) -> String {
     match value {
         None => NONE.to_owned(),
@@ -19,17 +19,17 @@ pub fn rate(value: Option<f64>) -> String {
     }
 }
 
-/// Bytes.
+/// Formats a number of bytes.
 pub fn bytes(value: f64) -> String {
     scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }
 
-/// A part of a whole.
+/// Formats a part of a whole as a percentage.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { NONE.to_owned() } else { format!("{:.0} %", 100.0 * part as f64 / whole as f64) }
 }
 
-/// A bound of a histogram.
+/// Formats a bound of a histogram.
 pub fn bound(bound: Option<Bound>) -> String {
     match bound {
         None => NONE.to_owned(),
@@ -38,7 +38,7 @@ pub fn bound(bound: Option<Bound>) -> String {
     }
 }
 
-/// Microseconds.
+/// Formats a time given in microseconds.
 pub fn micros(value: u64) -> String {
     match value {
         0..1_000 => format!("{value} us"),
@@ -57,7 +57,7 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     format!("{}{space}{}", if unit == 0 { format!("{value:.0}") } else { three(value) }, units[unit])
 }
 
-/// With as many digits as say something.
+/// Formats a number with one decimal if it is below 10, else with none.
 fn three(value: f64) -> String {
     if value < 10.0 && value.fract() >= 0.05 { format!("{value:.1}") } else { format!("{value:.0}") }
 }

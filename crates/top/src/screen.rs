@@ -1,7 +1,7 @@
 //! The terminal: keys, and drawing.
 //!
-//! A thread asks for figures, so that keys are answered while a server is not. One question is under way at most; when
-//! somebody quits it is left behind.
+//! A separate thread requests the figures, so that keys work while a server does not respond. At most one request is in
+//! flight; quitting abandons it.
 
 use std::io::{self, Stdout, Write};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
@@ -27,18 +27,18 @@ use super::source::Source;
 use super::table::{Part, Sort, Tone, visible};
 use super::views::{self, View};
 
-/// How long a look for keys is while an answer is waited for.
+/// Interval between checks for a response while waiting for keys.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Lines that are always there: two of the head, the views, the keys.
+/// Lines of every screen: two for the head, one for the list of views, one for the keys.
 const LINES_FIXED: u16 = 4;
 
 const KEYS: &str = "q quit  1-5 Tab view  Left Right sort  r reverse  Up Down scroll  Space pause";
 
-/// Shows what `source` tells until somebody quits.
+/// Shows the figures of `source` until the user quits.
 ///
 /// # Errors
-/// The terminal cannot be used.
+/// If the terminal cannot be used.
 pub fn show(source: Source, history: History, interval: Duration) -> Result<(), String> {
     let told = |error: io::Error| format!("the terminal cannot be used: {error}");
     let (ask, answers) = begin_asking(source)?;
@@ -47,7 +47,7 @@ pub fn show(source: Source, history: History, interval: Duration) -> Result<(), 
     run(&mut terminal, &mut Screen::new(history), &ask, &answers, interval).map_err(told)
 }
 
-/// The terminal as it is needed here; as it was, when this is dropped.
+/// Puts the terminal into raw mode on the alternate screen, and restores it when dropped.
 struct Guard;
 
 impl Guard {
@@ -61,7 +61,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing any more.
+        // Errors are ignored: the terminal may be gone.
         let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
         let _ = io::stdout().flush();
         let _ = disable_raw_mode();
@@ -74,7 +74,7 @@ fn begin_asking(mut source: Source) -> Result<(Sender<()>, Receiver<Answer>), St
     let (ask, asked) = mpsc::channel::<()>();
     let (answer, answers) = mpsc::channel();
     let run = move || {
-        // Until the screen is gone.
+        // Ends when the screen drops its channel ends.
         while asked.recv().is_ok() && answer.send(source().and_then(|text| Figures::parse(&text))).is_ok() {}
     };
     let spawned = thread::Builder::new().name("figures".to_owned()).spawn(run);
@@ -92,7 +92,7 @@ fn run(
     let (mut is_asking, mut next) = (false, Instant::now() + interval);
     loop {
         terminal.draw(|frame| screen.draw(frame))?;
-        // Until there is something new to draw.
+        // Waits until there is something new to draw.
         loop {
             match answers.try_recv() {
                 Ok(answer) => {
@@ -107,7 +107,7 @@ fn run(
             if !is_asking && !screen.is_paused && left.is_zero() {
                 is_asking = ask.send(()).is_ok();
             }
-            // Paused, only keys are waited for, with an end all the same.
+            // The timeout also applies while paused, although only keys matter then.
             let patience = if is_asking { TICK } else { left.max(TICK) };
             if event::poll(patience)? {
                 match event::read()? {
@@ -131,19 +131,18 @@ enum Wish {
     Quit,
 }
 
-/// What is on the screen.
 struct Screen {
     history: History,
     view: View,
-    /// Of each view, by what its first table is sorted.
+    /// Sort order of each view's first table.
     sorts: [Option<Sort>; View::ALL.len()],
-    /// How many lines are above the first that is shown.
+    /// Number of lines scrolled out above the first visible one.
     scrolled: usize,
-    /// How many lines there are room for, and how many there are: of the last drawing.
+    /// At the last drawing: number of lines that fit, and number of lines in total.
     room: usize,
     lines: usize,
     is_paused: bool,
-    /// Why the figures are old.
+    /// Error of the last request, if the figures are out of date.
     trouble: Option<String>,
 }
 
@@ -203,7 +202,8 @@ impl Screen {
         self.scrolled = 0;
     }
 
-    /// Numbers begin with the largest, names with the first.
+    /// Selects the next or previous column to sort by. Numbers are sorted in descending order, names in ascending
+    /// order.
     fn sort_by_next(&mut self, is_forward: bool) {
         let columns = self.view.tables(&self.history).first().map_or(1, |table| table.columns.len());
         let sort = &mut self.sorts[self.view as usize];
@@ -266,7 +266,7 @@ impl Screen {
             let sort = if index == 0 { self.sorts[self.view as usize] } else { None };
             let mut rows = table.lines(width, sort);
             if index == 0 {
-                // What it is, the views say.
+                // The list of views already shows the title of the first table.
                 rows.remove(0);
                 if rows.is_empty() {
                     rows.push(vec![("none".to_owned(), Tone::Heading)]);
@@ -292,7 +292,7 @@ fn line(parts: Vec<Part>) -> Line<'static> {
     Line::from(parts.into_iter().map(|(text, tone)| Span::styled(text, style(tone))).collect::<Vec<_>>())
 }
 
-/// Colours of the terminal's own, so that they can be read on light and on dark.
+/// Uses the terminal's own colours, so that the text is readable on light and dark backgrounds.
 fn style(tone: Tone) -> Style {
     match tone {
         Tone::Plain => Style::new(),

@@ -1,27 +1,27 @@
-//! Where figures come from: a function, or a URL of the API or of the dashboard.
+//! The source of figures: a function, or a URL of the API or the dashboard.
 //!
 //! ```text
-//!   URL/figures           the dashboard's: everything at once
-//!   URL/9/connections …   the API's, Gale's or that of nginx's commercial edition: one question for each path
+//!   URL/figures           the dashboard: everything in one response
+//!   URL/9/connections …   the API of Gale or of nginx's commercial edition: one request for each path
 //! ```
 
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-/// Tells the figures, as one JSON object by the paths of the API; or why there are none.
+/// Returns the figures as one JSON object whose keys are the paths of the API, or an error message.
 pub type Source = Box<dyn FnMut() -> Result<String, String> + Send>;
 
-/// How long an answer may take.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The most that is read of an answer, in bytes: the figures of some 40,000 servers.
+/// Maximum size of a response in bytes: enough for the figures of some 40,000 servers.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// The version of the API that is asked.
+/// Version of the API used.
 const VERSION: &str = "9";
 
-/// What is asked of the API.
+/// Paths requested from the API.
 const PATHS: &[&str] = &[
     "nginx",
     "processes",
@@ -40,17 +40,17 @@ const PATHS: &[&str] = &[
     "gale/memory",
 ];
 
-/// What answers at the URL.
+/// Interface found at the URL.
 #[derive(Clone, Copy)]
 enum Kind {
     Dashboard,
     Api,
 }
 
-/// Figures from a URL: that of a location with `api`, with or without a version, or with `dashboard`.
+/// Returns a source that reads from a URL: of a location with `api`, with or without a version, or with `dashboard`.
 ///
 /// # Errors
-/// It is none of HTTP.
+/// If the URL does not begin with `http://`.
 pub fn of_url(url: &str) -> Result<Source, String> {
     if !url.starts_with("http://") {
         return Err(format!("\"{url}\" does not begin with \"http://\""));
@@ -77,7 +77,7 @@ pub fn of_url(url: &str) -> Result<Source, String> {
     }))
 }
 
-/// All that is wanted of the API; what it does not have is left out.
+/// Requests all paths from the API. Paths that it does not have are omitted.
 fn of_api(agent: &ureq::Agent, url: &str) -> Result<String, String> {
     let has_version = url.rsplit('/').next().is_some_and(|last| last.parse::<u32>().is_ok());
     let base = if has_version { url.to_owned() } else { format!("{url}/{VERSION}") };
@@ -95,14 +95,14 @@ fn of_api(agent: &ureq::Agent, url: &str) -> Result<String, String> {
     Ok(Value::Object(all).to_string())
 }
 
-/// What is at a URL; none where nothing is.
+/// Returns the response body, or `None` for status 404.
 fn get(agent: &ureq::Agent, url: &str) -> Result<Option<String>, String> {
     let told = |error: ureq::Error| format!("{url}: {error}");
     let mut response = agent.get(url).call().map_err(told)?;
     match response.status().as_u16() {
         200 => response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string().map(Some).map_err(told),
         404 => {
-            // Read to its end, so that the connection can be used again.
+            // Reads to the end, so that the connection can be reused.
             let _ = response.body_mut().with_config().limit(1 << 20).read_to_vec();
             Ok(None)
         }

@@ -1,51 +1,51 @@
 //! A table as lines of a given width, sorted.
 //!
-//! The first column has what the others leave, and at least 24 columns of the terminal if they need them; those for
-//! which there is no room are left out, from the right.
+//! The first column takes the width left over by the others, and at least 24 columns of the terminal if it needs them.
+//! Columns that do not fit are omitted, beginning at the right.
 
 use ratatui_core::text::Span;
 
-/// The least width of a table's first column: an address of IPv4 with a port, and some.
+/// Minimum width of the first column: enough for an IPv4 address with port.
 const FIRST_WIDTH_MIN: usize = 24;
 
-/// The most of a name that is shown where nothing limits it.
+/// Maximum width of a name in output of unlimited width.
 const NAME_WIDTH_MAX: usize = 60;
 
-/// How something is meant.
+/// Style of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tone {
     #[default]
     Plain,
-    /// Titles of tables.
+    /// Title of a table.
     Title,
-    /// Titles of columns.
+    /// Title of a column.
     Heading,
-    /// That of the column by which the rows are sorted.
+    /// Title of the column by which the rows are sorted.
     Sorted,
     Good,
     Doubtful,
     Bad,
 }
 
-/// A piece of a line.
+/// A piece of a line with its style.
 pub type Part = (String, Tone);
 
-/// A value of a row.
+/// A value in a row.
 #[derive(Clone, Debug)]
 pub struct Cell {
     pub text: String,
-    /// What it is sorted by; texts by themselves.
+    /// Sort key of a number; texts are sorted by themselves.
     order: Option<f64>,
     tone: Tone,
 }
 
 impl Cell {
-    /// A name that somebody has chosen. What would control a terminal is replaced.
+    /// A name from the configuration or from a client. Characters that could control the terminal are replaced.
     pub fn name(text: &str) -> Cell {
         Cell { text: visible(text), order: None, tone: Tone::Plain }
     }
 
-    /// A number as it is written.
+    /// A formatted number, sorted by `order`.
     pub fn number(text: String, order: f64) -> Cell {
         Cell { text, order: Some(order), tone: Tone::Plain }
     }
@@ -54,13 +54,13 @@ impl Cell {
         Cell { tone, ..self }
     }
 
-    /// Bad, if it is.
+    /// Marks the cell as bad on a condition.
     pub fn bad_if(self, is_bad: bool) -> Cell {
         if is_bad { self.toned(Tone::Bad) } else { self }
     }
 }
 
-/// Without control characters, and without those that turn the direction of what follows.
+/// Replaces control characters and characters that change the direction of the text after them.
 pub fn visible(text: &str) -> String {
     let is_hidden = |letter: char| {
         letter.is_control()
@@ -69,7 +69,7 @@ pub fn visible(text: &str) -> String {
     text.chars().map(|letter| if is_hidden(letter) { '?' } else { letter }).collect()
 }
 
-/// By which column, and in which direction.
+/// Sort column and direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sort {
     pub column: usize,
@@ -85,7 +85,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// The title, the headings, and the rows.
+    /// Formats the title, the headings and the rows.
     pub fn lines(mut self, width: usize, sort: Option<Sort>) -> Vec<Vec<Part>> {
         if let Some(sort) = sort {
             self.sort(sort);
@@ -118,14 +118,14 @@ impl Table {
             },
             _ => std::cmp::Ordering::Equal,
         };
-        // Stable, so that rows of the same value keep their places.
+        // The sort is stable: rows with equal values keep their order.
         self.rows.sort_by(|left, right| {
             let order = compare(left, right);
             if sort.is_descending { order.reverse() } else { order }
         });
     }
 
-    /// The widths of the columns that there is room for.
+    /// Returns the widths of the columns that fit.
     fn widths(&self, width: usize) -> Vec<usize> {
         let longest = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column)).map(|cell| width_of(&cell.text));
@@ -158,12 +158,12 @@ fn joined(parts: impl Iterator<Item = Part>) -> Vec<Part> {
     line
 }
 
-/// The columns of a terminal that a text has.
+/// Returns the width of a text in columns of the terminal.
 fn width_of(text: &str) -> usize {
     if text.is_ascii() { text.len() } else { Span::raw(text).width() }
 }
 
-/// The text, cut or filled to this width: at its end, or at its start for numbers.
+/// Cuts or pads a text to this width: at its end for names, at its start for numbers.
 fn pad(text: &str, width: Option<usize>, is_left: bool) -> String {
     let width = width.unwrap_or(0);
     let text = cut(text, width);
@@ -171,7 +171,7 @@ fn pad(text: &str, width: Option<usize>, is_left: bool) -> String {
     if is_left { text + &blanks } else { blanks + &text }
 }
 
-/// The text, cut to this width with a sign that it was.
+/// Cuts a text to this width and marks the cut.
 fn cut(text: &str, width: usize) -> String {
     if width_of(text) <= width {
         return text.to_owned();

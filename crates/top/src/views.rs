@@ -1,5 +1,5 @@
-//! What is shown, by view. Rates are since the answer before, percentiles of the last 15 to 30 seconds, everything else
-//! since the worker process began to count.
+//! The views and their tables. Rates are relative to the previous response, percentiles cover the last 15 to 30
+//! seconds, and all other figures count from the start of the worker process.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::history::History;
 use super::number::{NONE, bound, bytes, count, micros, percent, rate};
 use super::table::{Cell, Table, Tone, visible};
 
-/// What is shown at a time.
+/// A view: the tables shown at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum View {
     Totals,
@@ -19,7 +19,7 @@ pub enum View {
 }
 
 impl View {
-    /// In the order of their keys.
+    /// All views, in the order of their keys.
     pub const ALL: [View; 5] = [View::Totals, View::Zones, View::Peers, View::Caches, View::Loops];
 
     pub fn name(self) -> &'static str {
@@ -32,7 +32,7 @@ impl View {
         }
     }
 
-    /// Its tables.
+    /// Returns the tables of the view.
     pub fn tables(self, history: &History) -> Vec<Table> {
         match self {
             View::Totals => vec![totals(history)],
@@ -44,7 +44,7 @@ impl View {
     }
 }
 
-/// What stands above every view.
+/// Returns the lines above every view.
 pub fn head(history: &History) -> [String; 2] {
     let figures = history.figures();
     let Some(program) = &figures.nginx else { return [String::new(), String::new()] };
@@ -192,7 +192,7 @@ fn peers(history: &History) -> Table {
 }
 
 fn peer_row(history: &History, of_kind: Groups, name: &str, place: usize, peer: &Peer) -> Vec<Cell> {
-    // The same place in the list, if it is the same server there: lists change seldom.
+    // Finds the peer at the same position in another response, if it is the same server: the order rarely changes.
     fn same<'f>(of_kind: Groups, figures: &'f Figures, name: &str, place: usize, peer: &Peer) -> Option<&'f Peer> {
         let found = of_kind(figures).get(name)?.peers.get(place)?;
         (found.server == peer.server && found.id == peer.id).then_some(found)
