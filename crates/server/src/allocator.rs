@@ -1,9 +1,9 @@
-//! The allocator of the whole program, mimalloc, and the one setting of it that is not its default.
+//! The allocator of the whole program: mimalloc with one setting changed.
 //!
-//! mimalloc keeps freed pages for a second and then looks at them again only when it has some reason to, which a server
-//! that has become idle never gives it: after 15,000 connections all of their memory stayed with the process. Given
-//! back at once, a sixth stays. That costs two system calls per thousand short connections, and none per request
-//! of a kept one.
+//! mimalloc keeps freed pages for a second, and afterwards returns them only on further allocator activity. An idle
+//! server has none: after 15,000 connections all of their memory stayed with the process. If pages are returned at
+//! once, a sixth of it stays. The cost is two system calls per thousand short connections, and none per request of a
+//! kept-alive connection.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
@@ -15,25 +15,25 @@ use libmimalloc_sys::{
 #[global_allocator]
 static ALLOCATOR: Mimalloc = Mimalloc;
 
-/// mimalloc, asked for aligned memory only where that is more than it gives anyway: its way to aligned memory is
-/// longer, and above a kilobyte it takes more memory than is asked for and looks for an aligned place in it.
+/// mimalloc, with the aligned functions used only for alignments that it does not guarantee anyway: they are slower,
+/// and above one kilobyte they allocate more memory than requested to find an aligned address in it.
 struct Mimalloc;
 
-/// Every block is aligned to this many bytes if it has as many (`MI_MAX_ALIGN_SIZE` of mimalloc's types.h), and to a
-/// word if it is smaller.
+/// Alignment in bytes of every block of at least this size (`MI_MAX_ALIGN_SIZE` in mimalloc's types.h). Smaller blocks
+/// are aligned to a word.
 const ALIGNED_ANYWAY: usize = 16;
 
 fn is_aligned_anyway(layout: Layout) -> bool {
     layout.align() <= size_of::<usize>() || layout.align() <= ALIGNED_ANYWAY && layout.size() >= ALIGNED_ANYWAY
 }
 
-// SAFETY: what mimalloc's functions return is memory of the size that was asked for, or null; it is aligned as the
-// function was told, or as `is_aligned_anyway` says. `mi_free` and both ways to grow take what any of them has
-// returned. A layout's size and alignment are valid for mimalloc: the alignment is a power of two.
+// SAFETY: mimalloc's functions return memory of the requested size, or null. It has the requested alignment, or that of
+// `is_aligned_anyway`. `mi_free` and both realloc functions accept memory from any of them. A layout's size and
+// alignment are valid for mimalloc: the alignment is a power of two.
 unsafe impl GlobalAlloc for Mimalloc {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: any size and any power of two will do.
+        // SAFETY: the functions accept any size and any power of two.
         unsafe {
             if is_aligned_anyway(layout) {
                 mi_malloc(layout.size()).cast()
@@ -57,7 +57,7 @@ unsafe impl GlobalAlloc for Mimalloc {
 
     #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, _: Layout) {
-        // SAFETY: the memory is this allocator's, and nobody uses it any more.
+        // SAFETY: the memory was allocated by this allocator, and is not used any more.
         unsafe { mi_free(memory.cast::<c_void>()) }
     }
 
@@ -65,7 +65,7 @@ unsafe impl GlobalAlloc for Mimalloc {
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let memory = memory.cast::<c_void>();
         let is_aligned = size >= ALIGNED_ANYWAY && is_aligned_anyway(layout);
-        // SAFETY: the memory is this allocator's, and nobody uses it any more if it moves.
+        // SAFETY: the memory was allocated by this allocator, and is not used any more if it moves.
         unsafe {
             if is_aligned || layout.align() <= size_of::<usize>() {
                 mi_realloc(memory, size).cast()
@@ -76,12 +76,12 @@ unsafe impl GlobalAlloc for Mimalloc {
     }
 }
 
-/// `mi_option_purge_delay` of mimalloc.h, for which the bindings have no name; in versions 2 and 3 alike.
+/// `mi_option_purge_delay` of mimalloc.h, in versions 2 and 3 alike. The bindings have no name for it.
 const PURGE_DELAY: c_int = 15;
 
-/// From now on memory goes back to the system as soon as a page of it is free. To be called before there are threads.
+/// Makes mimalloc return memory to the system as soon as a page is free. Must be called before threads are started.
 pub fn give_back_at_once() {
-    // SAFETY: the option is one that mimalloc has, and no other thread reads options meanwhile.
+    // SAFETY: mimalloc has this option, and no other thread reads options at the same time.
     unsafe { mi_option_set(PURGE_DELAY, 0) };
 }
 
@@ -94,7 +94,7 @@ mod tests {
         for align in [1, 2, 4, 8, 16, 32, 64, 4096] {
             for size in (1..200).chain([1000, 1024, 1025, 1300, 5000, 70_000]) {
                 let layout = Layout::from_size_align(size, align).expect("a layout");
-                // SAFETY: the layout has a size, and the memory is given back with the layout that it has.
+                // SAFETY: the layout has a non-zero size, and the memory is freed with its own layout.
                 unsafe {
                     let memory = ALLOCATOR.alloc(layout);
                     let zeroed = ALLOCATOR.alloc_zeroed(layout);

@@ -1,5 +1,5 @@
-//! The command line, in nginx's way: single letters that may stand together
-//! (`-tq`), values that may follow at once (`-c/etc/x.conf`) or as the next word.
+//! The command line, parsed as nginx does: single letters that may be combined (`-tq`), and values that follow directly
+//! (`-c/etc/x.conf`) or as the next word.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,117 +12,100 @@ use crate::directives::Form;
 use crate::health::Health;
 use crate::version;
 
-/// What the command line asks for.
+/// The parsed command line.
 #[derive(Debug)]
 pub struct Arguments {
-    /// The name that messages begin with, and that decides the default paths.
+    /// Name that messages begin with; it also decides the default paths.
     pub program: String,
-    /// What to do.
     pub action: Action,
     /// `-q`
     pub is_quiet: bool,
     /// `-g`
     pub global_directives: Option<String>,
-    /// `-e`, absolute; `stderr` as it is.
+    /// `-e`: an absolute path, or `stderr` unchanged.
     pub error_log: Option<PathBuf>,
     prefix: Option<PathBuf>,
     configuration: Option<PathBuf>,
 }
 
-/// What to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Start the server.
     Start,
-    /// `-t`, and with `prints_texts` `-T`
+    /// `-t` or `-T`
     Test {
-        /// Print every file that was read.
+        /// `-T`: print every file that was read.
         prints_texts: bool,
     },
     /// `-s`
     Signal(Command),
-    /// `-h`; of a command, what stands behind it
+    /// `-h`, for the program or a command
     Help(HelpOf),
     /// `-v`
     Version,
     /// `-V`
     VersionAndBuild,
-    /// `gale serve`
     Serve(Serve),
-    /// `gale reload`
     Reload,
-    /// `gale top`
     Top(Top),
-    /// `gale check`
     Check(Check),
-    /// `gale health`
     Health(Health),
-    /// `gale directives`
     Directives(Form),
 }
 
-/// Whose options are explained.
+/// Subject of a help text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HelpOf {
-    /// The server's, nginx's.
+    /// The server with nginx's options.
     Program,
-    /// Those of `gale serve`.
     Serve,
-    /// Those of `gale reload`.
     Reload,
-    /// Those of `gale top`.
     Top,
-    /// Those of `gale check`.
     Check,
-    /// Those of `gale health`.
     Health,
-    /// Those of `gale directives`.
     Directives,
 }
 
 /// `gale top [--url URL] [--interval SECONDS] [--once]`
 #[derive(Debug, PartialEq, Eq)]
 pub struct Top {
-    /// Where figures are, if not at the control socket.
+    /// URL of the figures; `None` means the control socket.
     pub url: Option<String>,
-    /// The time between two questions.
+    /// Time between two requests.
     pub interval: Duration,
-    /// One page of text.
+    /// Print one page of text and exit.
     pub is_once: bool,
 }
 
-/// How often `gale top` may ask: each answer is put together anew.
+/// Allowed intervals of `gale top`. The minimum bounds the load, since the server builds each response anew.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 
 /// `gale check [FILE] [--json]`
 #[derive(Debug, PartialEq, Eq)]
 pub struct Check {
-    /// The configuration to read.
     pub file: PathBuf,
-    /// Whether the report is JSON.
+    /// Print the report as JSON.
     pub prints_json: bool,
 }
 
 /// `gale serve DIR [--tls] [--dashboard] [--listen ADDR] [--print-config]`
 #[derive(Debug, PartialEq, Eq)]
 pub struct Serve {
-    /// The directory to serve.
     pub directory: PathBuf,
-    /// The address to listen on, as `listen` takes it.
+    /// Address to listen on, in the syntax of `listen`.
     pub listen: String,
-    /// With a certificate that is made on the spot.
+    /// Use TLS with a self-signed certificate, created at start.
     pub tls: bool,
-    /// With the dashboard below /dashboard/.
+    /// Serve the dashboard at /dashboard/.
     pub has_dashboard: bool,
-    /// Only print the configuration.
+    /// Print the configuration and exit.
     pub prints_configuration: bool,
 }
 
-/// Where `gale serve` listens unless told otherwise: this machine alone.
+/// Default listening address of `gale serve`: reachable only from this machine.
 const SERVE_ADDRESS: &str = "127.0.0.1:8080";
 
 impl Arguments {
-    /// Parses the command line; the error is ready to print.
+    /// Parses the command line. An error is a complete message, ready to print.
     pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Arguments, String> {
         let mut words = words.into_iter();
         let called = words.next().unwrap_or_default();
@@ -175,7 +158,7 @@ impl Arguments {
         Ok(arguments)
     }
 
-    /// What stands behind `top`: its own options, and those that find the pid file.
+    /// Parses the words after `top`: its own options, and those that locate the pid file.
     fn parse_top(&mut self, words: impl Iterator<Item = OsString>) -> Result<Action, String> {
         let mut words = words;
         let mut top = Top { url: None, interval: Duration::from_secs(1), is_once: false };
@@ -203,7 +186,7 @@ impl Arguments {
         }
     }
 
-    /// One word of options.
+    /// Parses one word of options.
     fn apply(&mut self, word: &OsString, more: &mut impl Iterator<Item = OsString>) -> Result<(), String> {
         let program = self.program.clone();
         let text = word.as_bytes();
@@ -254,14 +237,14 @@ impl Arguments {
                         .ok_or_else(|| format!("{program}: invalid option: \"-s {}\"", name.to_string_lossy()))?;
                     return self.set(Action::Signal(command));
                 }
-                // As nginx words it: only the letter.
+                // nginx's message, which shows only the letter.
                 _ => return Err(format!("{program}: invalid option: \"{}\"", char::from(*letter))),
             }
         }
         Ok(())
     }
 
-    /// As in nginx, asking for the version wins over everything else, and a test over a signal.
+    /// Sets the action. As in nginx, the version takes precedence over everything else, and a test over a signal.
     fn set(&mut self, action: Action) -> Result<(), String> {
         let keeps = match self.action {
             Action::Help(_) | Action::Version | Action::VersionAndBuild => true,
@@ -278,12 +261,12 @@ impl Arguments {
         Ok(())
     }
 
-    /// Whether the program was started as nginx.
+    /// Returns `true` if the program was started as nginx.
     pub fn is_nginx(&self) -> bool {
         self.program == "nginx"
     }
 
-    /// The parent of relative paths in the configuration.
+    /// Directory against which relative paths in the configuration are resolved.
     pub fn prefix(&self) -> PathBuf {
         match &self.prefix {
             Some(prefix) => absolute(prefix),
@@ -291,11 +274,10 @@ impl Arguments {
         }
     }
 
-    /// The configuration file.
     pub fn configuration_path(&self) -> PathBuf {
         match &self.configuration {
             Some(path) if path.is_absolute() => path.clone(),
-            // As in nginx, relative to the prefix.
+            // As in nginx, a relative path is resolved against the prefix.
             Some(path) => match &self.prefix {
                 Some(_) => self.prefix().join(path),
                 None => absolute(path),
@@ -304,7 +286,7 @@ impl Arguments {
         }
     }
 
-    /// What `-h` prints.
+    /// Returns the output of `-h`.
     pub fn help(&self, of: HelpOf) -> String {
         match of {
             HelpOf::Program => self.help_of_program(),
@@ -421,7 +403,7 @@ fn parse_directives(words: impl Iterator<Item = OsString>) -> Result<Action, Str
     Ok(Action::Directives(form))
 }
 
-/// Where a word of its own asks for help, on the whole command line.
+/// Returns `true` if the word requests help; it does so anywhere on the command line.
 fn asks_for_help(word: &OsStr) -> bool {
     matches!(word.as_bytes(), b"-h" | b"-?" | b"--help")
 }
@@ -518,7 +500,7 @@ Options:
 
 ";
 
-/// The path from the current directory, without following links.
+/// Returns the path made absolute with the current directory, without resolving links.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -540,7 +522,7 @@ mod tests {
         assert_eq!(arguments.prefix(), Path::new("/srv"));
         assert_eq!(parse("gale -qT").unwrap().action, Action::Test { prints_texts: true });
         assert_eq!(parse("gale -Tt").unwrap().action, Action::Test { prints_texts: true });
-        // Nobody is signalled by who only wants to know.
+        // A test never sends the signal.
         for both in ["gale -t -s reload", "gale -s reload -t"] {
             assert_eq!(parse(both).unwrap().action, Action::Test { prints_texts: false });
         }

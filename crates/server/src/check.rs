@@ -1,4 +1,4 @@
-//! `gale check`: what becomes of a configuration of nginx's.
+//! `gale check`: compatibility report for an nginx configuration.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -11,7 +11,7 @@ use gale_modules::order::ORDER;
 
 use crate::arguments::Check;
 
-/// Prints the report. The exit status says whether Gale would take the configuration, as far as its text tells.
+/// Prints the report. The exit status is 0 if Gale would accept the configuration, judging by its text alone.
 pub fn print(check: &Check) -> ExitCode {
     let mut sources = Sources::new();
     let prefix = check.file.parent().unwrap_or(Path::new("/"));
@@ -24,7 +24,7 @@ pub fn print(check: &Check) -> ExitCode {
     };
     let report = gale_check::check(&parsed, &sources, &tables(&ORDER));
     match write(&report, check.prints_json) {
-        // Whoever reads may have seen enough: `gale check | head`.
+        // The reader may close the pipe early: `gale check | head`.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             eprintln!("gale: the report cannot be printed: {error}");
             ExitCode::FAILURE

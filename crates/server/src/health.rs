@@ -1,6 +1,6 @@
-//! `gale health`: whether a server answers, for a container's health check that has no other program to ask with.
+//! `gale health`: health check of a server, for containers that have no other HTTP client.
 //!
-//! One request over HTTP/1.1, without TLS, that the answer's first line decides.
+//! Sends one HTTP/1.1 request without TLS; only the status line of the response matters.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -11,30 +11,30 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The whole question. Whoever runs health checks mostly has a shorter bound of its own.
+/// Timeout of the whole check. Most container runtimes have a shorter one of their own.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest first line of an answer, in bytes.
+/// Maximum length of the status line in bytes.
 const STATUS_LINE_MAX: usize = 1024;
-/// Where `gale serve` and the container's configuration listen.
+/// Address that `gale serve` and the container's configuration listen on.
 const DEFAULT: &str = "127.0.0.1:8080/";
 
 /// `gale health [ADDRESS][/PATH]`
 #[derive(Debug, PartialEq, Eq)]
 pub struct Health {
     server: Address,
-    /// Begins with a slash, and has nothing in it that would end the request's first line.
+    /// Begins with a slash, and contains no byte that would end the request line.
     path: String,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Address {
-    /// A name or an address, and a port.
+    /// A host name or an address, with a port.
     Tcp(String),
     Unix(PathBuf),
 }
 
 impl Health {
-    /// What follows the command; none for help.
+    /// Parses the words after the command; `None` requests help.
     pub fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Health>, String> {
         let mut target = None;
         for word in words {
@@ -52,7 +52,8 @@ impl Health {
         health.map(Some).ok_or_else(|| format!("gale: invalid address \"{}\"", target.to_string_lossy()))
     }
 
-    /// `PORT`, `HOST:PORT`, either with a path behind it; `unix:FILE`, with a path behind another colon.
+    /// Parses `PORT` or `HOST:PORT`, either followed by an optional path, or `unix:FILE`, optionally followed by a
+    /// colon and a path.
     fn of(target: &str) -> Option<Health> {
         if !target.bytes().all(|byte| byte.is_ascii_graphic()) {
             return None;
@@ -75,7 +76,7 @@ impl Health {
     }
 }
 
-/// Asks. The exit status is 0 if the answer is no error.
+/// Performs the check. The exit status is 0 if the response is not an error.
 pub fn ask(health: &Health) -> ExitCode {
     match status_line(health) {
         Ok(line) if is_good(&line) => ExitCode::SUCCESS,
@@ -90,7 +91,7 @@ pub fn ask(health: &Health) -> ExitCode {
     }
 }
 
-/// 2xx and 3xx.
+/// Returns `true` for 2xx and 3xx.
 fn is_good(line: &str) -> bool {
     let status = line.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5));
     status.and_then(|status| status.parse().ok()).is_some_and(|status: u16| (200..400).contains(&status))
@@ -123,7 +124,7 @@ fn status_line(health: &Health) -> io::Result<String> {
     }
 }
 
-/// To the first address of the name that takes connections.
+/// Connects to the first address of the name that accepts a connection.
 fn connect(server: &str, end: Instant) -> io::Result<TcpStream> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for address in server.to_socket_addrs()? {

@@ -1,7 +1,7 @@
-//! The command line and the list of modules.
+//! The program: command line and list of modules.
 //!
-//! nginx's options mean here what they mean there, and a binary started under
-//! the name `nginx` answers as nginx would, because other programs read that.
+//! nginx's options have the same meaning here. A binary started under the name `nginx` prints nginx's messages, because
+//! other programs parse them.
 
 mod allocator;
 mod arguments;
@@ -25,7 +25,7 @@ use self::arguments::{Action, Arguments, Top};
 
 fn main() -> ExitCode {
     allocator::give_back_at_once();
-    // A process that a master started has no command line of its own.
+    // A process started by a master has no command line of its own.
     if let Some(role) = gale_process::inherited_role() {
         return gale_process::run_role(role, Server::new(&ORDER));
     }
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints without minding whether anybody reads to the end.
+/// Prints and ignores errors: the reader may close the pipe early.
 fn print_to(out: &mut impl Write, text: &str) {
     let _ = out.write_all(text.as_bytes());
 }
@@ -95,7 +95,7 @@ fn test(arguments: &Arguments, prints_texts: bool) -> ExitCode {
             if prints_texts {
                 print_texts(&server);
             }
-            // The process ends now, and the memory of thousands of locations with it.
+            // Skips freeing the memory of possibly thousands of locations, since the process exits now.
             std::mem::forget(built);
             ExitCode::SUCCESS
         }
@@ -110,7 +110,7 @@ fn test(arguments: &Arguments, prints_texts: bool) -> ExitCode {
 fn print_texts(server: &Server) {
     let mut out = std::io::stdout().lock();
     for (path, text) in server.take_texts().unwrap_or_default() {
-        // A reader that leaves early is nobody's fault.
+        // Output errors are ignored: the reader may close the pipe early.
         let _ = writeln!(out, "# configuration file {}:", path.display());
         let _ = out.write_all(&text);
         let _ = writeln!(out);
@@ -142,7 +142,7 @@ fn reload(arguments: &Arguments) -> ExitCode {
             eprintln!("{program}: {error}");
             return ExitCode::FAILURE;
         }
-        // The file is not good enough to be asked for.
+        // The configuration is invalid, so no reload is requested.
         None => false,
     };
     let (which, code) = if is_in_force { ("new", ExitCode::SUCCESS) } else { ("old", ExitCode::FAILURE) };
@@ -156,7 +156,7 @@ fn top(arguments: &Arguments, of: &Top) -> ExitCode {
         Some(url) => gale_top::of_url(url),
         None => {
             let Some(path) = pid_path(arguments) else { return ExitCode::FAILURE };
-            // The file is read each time: an upgrade puts another process there.
+            // Reads the pid file each time, because an upgrade changes the process.
             Ok(Box::new(move || gale_process::status(&path).map_err(|error| error.message)) as gale_top::Source)
         }
     };
@@ -170,7 +170,7 @@ fn top(arguments: &Arguments, of: &Top) -> ExitCode {
     }
 }
 
-/// The pid file is where the configuration says. What keeps it from being understood is printed.
+/// Returns the path of the pid file from the configuration, or prints the configuration's errors.
 fn pid_path(arguments: &Arguments) -> Option<PathBuf> {
     let settings = configuration::main_settings(&ORDER, &request(arguments), &mut DiskFiles);
     settings.map(|settings| settings.pid_path).map_err(|report| eprint!("{}", report.render(&arguments.program))).ok()

@@ -1,5 +1,5 @@
-//! `gale serve`: a directory on the spot. Behind it is an ordinary configuration,
-//! which `--print-config` shows.
+//! `gale serve`: serves a directory without a configuration file. It generates an ordinary configuration, which
+//! `--print-config` shows.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +14,6 @@ use gale_process::BuildRequest;
 
 use crate::arguments::Serve;
 
-/// Media types that a directory of web pages needs.
 const MIME_TYPES: &str = include_str!("mime.types");
 
 /// Serves a directory until it is stopped.
@@ -27,7 +26,7 @@ pub fn serve(serve: &Serve) -> ExitCode {
         }
     };
     if serve.prints_configuration {
-        // Whoever reads may have seen enough.
+        // Output errors are ignored: the reader may close the pipe early.
         let _ = std::io::stdout().write_all(text.as_bytes());
         return ExitCode::SUCCESS;
     }
@@ -56,7 +55,8 @@ pub fn serve(serve: &Serve) -> ExitCode {
     gale_process::start(Server::new(&ORDER).announcing(announce), request)
 }
 
-/// A certificate that has signed itself, for this machine's names, and its key: what a browser warns of, and takes.
+/// Creates a self-signed certificate for this machine's names, and its key. Browsers warn about it, but allow the user
+/// to proceed.
 fn own_certificate() -> Result<(String, String), rcgen::Error> {
     let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
     let host = String::from_utf8_lossy(hostname()).into_owned();
@@ -67,8 +67,8 @@ fn own_certificate() -> Result<(String, String), rcgen::Error> {
     Ok((made.cert.pem(), made.signing_key.serialize_pem()))
 }
 
-/// The dashboard, and a zone that has it show what is served. Wherever the server listens, only its own machine may see
-/// it.
+/// The dashboard, and a status zone so that it shows the requests served. Only clients on this machine may access it,
+/// whatever address the server listens on.
 const DASHBOARD: &str = "        status_zone site;
 
         location /dashboard/ {
@@ -87,10 +87,11 @@ const DASHBOARD: &str = "        status_zone site;
 fn configuration(serve: &Serve) -> Result<String, rcgen::Error> {
     let quoted = |text: &[u8]| quote(text).to_string();
     let directory = quoted(serve.directory.as_os_str().as_bytes());
-    // A process number's own file: several may serve at the same time.
+    // Each process has its own pid file, since several may run at the same time.
     let pid = std::env::temp_dir().join(format!("gale-serve-{}.pid", std::process::id()));
     let pid = quoted(pid.as_os_str().as_bytes());
-    // Whoever starts it is who may read the directory: without this line, root's would be served as nobody.
+    // The workers run as the user that starts the program, who may read the directory. Without this line, root's home
+    // directory would be served by the unprivileged worker.
     let user = if gale_process::is_super_user() { "user root;\n" } else { "" };
     let listen = &serve.listen;
     let (ssl, certificate) = match serve.tls {

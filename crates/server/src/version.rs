@@ -1,12 +1,12 @@
-//! Who the program says it is, and where it keeps its files.
+//! Version strings and default paths.
 //!
-//! Under the name `nginx` the answers have nginx's form, because certbot and
-//! others read the version and look for `--with-` and `--without-` flags.
+//! Under the name `nginx` the strings have nginx's form, because certbot and other programs read the version and look
+//! for `--with-` and `--without-` flags.
 
-/// The version of nginx whose language and behaviour Gale follows.
+/// The version of nginx whose configuration language and behaviour Gale follows.
 const NGINX_VERSION: &str = "1.31.5";
 
-/// What nginx has only if its `configure` is asked for it, and Gale always.
+/// Modules that are optional in nginx's `configure`, and always present in Gale.
 const WITH: &[&str] = &[
     "http_addition_module",
     "http_auth_request_module",
@@ -42,8 +42,8 @@ pub fn short(is_nginx: bool) -> String {
     }
 }
 
-/// For programs that read this to learn which directives they may write: what nginx says with AWS-LC, which is what
-/// Gale computes with.
+/// TLS library shown by `-V`, for programs that derive from it the directives they may write. It is nginx's text for
+/// AWS-LC, the library that Gale uses.
 const COMPATIBLE_WITH: &str = "OpenSSL 1.1.1 (compatible; AWS-LC)";
 
 /// `-V`
@@ -61,17 +61,17 @@ pub fn long(is_nginx: bool) -> String {
     )
 }
 
-/// The parent of relative paths: Debian's places.
+/// Directory against which relative paths are resolved, as in Debian's packages.
 pub fn prefix(is_nginx: bool) -> &'static str {
     if is_nginx { "/usr/share/nginx" } else { "/usr/share/gale" }
 }
 
-/// The configuration file.
+/// Default path of the configuration file.
 pub fn configuration_path(is_nginx: bool) -> &'static str {
     if is_nginx { "/etc/nginx/nginx.conf" } else { "/etc/gale/gale.conf" }
 }
 
-/// The error log before the configuration says otherwise.
+/// Default path of the error log.
 pub fn error_log_path(is_nginx: bool) -> &'static str {
     if is_nginx { "/var/log/nginx/error.log" } else { "/var/log/gale/error.log" }
 }

@@ -83,7 +83,7 @@ fn item(out: &mut impl Write, row: &Directive, differences: &Differences) -> io:
     Ok(())
 }
 
-/// A text in which nothing is taken for a request of roff.
+/// Escapes a text so that roff finds no requests in it.
 fn line(text: &str) -> String {
     let text = text.replace('\\', "\\e");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }

@@ -1,5 +1,5 @@
-//! `gale directives`: the reference, made from the tables that the program itself
-//! lives by, and what nginx has that Gale does not.
+//! `gale directives`: the reference, generated from the directive tables of the program, and the list of nginx's
+//! directives that Gale lacks.
 
 mod manual;
 mod pages;
@@ -15,8 +15,8 @@ use gale_engine::module::{Directive, Module};
 use gale_engine::nginx_names::{self, NginxDirective};
 use gale_modules::order::ORDER;
 
-/// The parser puts files in its place, so no module has a row for it, and nothing is ever stored by this one.
-/// <https://nginx.org/en/docs/ngx_core_module.html#include>
+/// The row of `include` for the reference. The parser handles `include` itself, so no module has a row for it, and this
+/// store is never used. <https://nginx.org/en/docs/ngx_core_module.html#include>
 const INCLUDE: Directive = Directive {
     name: "include",
     contexts: Contexts::ANY,
@@ -27,16 +27,16 @@ const INCLUDE: Directive = Directive {
     store: &Inert,
 };
 
-/// What `gale directives` prints.
+/// Output of `gale directives`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// The reference, for a terminal.
+    /// The reference as text for a terminal.
     Text,
-    /// What nginx has and Gale does not.
+    /// The directives of nginx that Gale lacks.
     Missing,
     /// The manual page gale.conf(5).
     Manual,
-    /// Nothing: the reference becomes pages in Markdown in this directory.
+    /// The reference as Markdown pages, written to this directory; nothing is printed.
     Pages(PathBuf),
 }
 
@@ -50,7 +50,7 @@ pub fn print(form: &Form) -> ExitCode {
         Form::Pages(directory) => pages::write(directory),
     };
     match printed.and_then(|()| out.flush()) {
-        // Whoever reads may have seen enough: `gale directives | head`.
+        // The reader may close the pipe early: `gale directives | head`.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             eprintln!("gale: the reference cannot be written: {error}");
             ExitCode::FAILURE
@@ -59,7 +59,7 @@ pub fn print(form: &Form) -> ExitCode {
     }
 }
 
-/// The modules that have directives, each with its rows sorted by name.
+/// Returns the modules that have directives, each with its rows sorted by name.
 fn modules() -> impl Iterator<Item = (&'static Module, Vec<&'static Directive>)> {
     ORDER.modules.iter().filter(|module| !module.directives.is_empty()).map(|module| {
         let mut rows: Vec<&Directive> = module.directives.iter().collect();
@@ -71,7 +71,7 @@ fn modules() -> impl Iterator<Item = (&'static Module, Vec<&'static Directive>)>
     })
 }
 
-/// Where nginx documents the directive, if it has it in one of these contexts.
+/// Returns the URL of nginx's documentation of the directive, if nginx has it in one of these contexts.
 fn documentation(row: &Directive) -> Option<String> {
     let folder = if row.contexts.overlaps(STREAM) { "stream" } else { "http" };
     let is_it = |known: &NginxDirective| {

@@ -1,4 +1,4 @@
-//! The reference as pages in Markdown, one for each module, and an index.
+//! The reference as Markdown pages: one for each module, and an index.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use super::{documentation, modules};
 
 const MADE: &str = "<!-- Made by `gale directives --pages`; a test compares it with the program. -->\n";
 
-/// Writes the pages into a directory, which is made if it is not there.
+/// Writes the pages into a directory, creating it if necessary.
 pub fn write(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let differences = Differences::read();
@@ -59,7 +59,7 @@ fn difference_of(difference: &Difference) -> String {
     format!("{with}{}{more}", difference.text)
 }
 
-/// A bar would begin another cell.
+/// Escapes the bar, which would begin another cell of the table.
 fn in_cell(text: &str) -> String {
     text.replace('|', "\\|")
 }
