@@ -45,7 +45,7 @@ usage: cargo xtask campaign [NAME…] [OPTION…]
 
 Runs experiments (all, or those named) on Gale with each driver and on nginx, and tells them in a table.
 
-  --list                 what is done in each experiment, and what must hold
+  --list                 list the experiments: actions and requirements of each
   --gale PATH | --nginx PATH
                          the binaries (default: target/release/gale; nginx from PATH)
   --gale-use A,B         drivers (default: epoll,io_uring)
