@@ -57,6 +57,11 @@ impl Document {
     /// Prints the Markdown and writes all files to `directory`.
     pub fn publish(&self, directory: &Path) -> Result<(), String> {
         println!("{}", self.markdown);
+        self.save(directory)
+    }
+
+    /// Writes all forms into `directory`.
+    pub fn save(&self, directory: &Path) -> Result<(), String> {
         let fault = |error: std::io::Error| format!("{}: {error}", directory.display());
         fs::create_dir_all(directory).map_err(fault)?;
         fs::write(directory.join(format!("{}.md", self.name)), &self.markdown).map_err(fault)?;

@@ -17,7 +17,7 @@ pub const EXPERIMENT: Experiment = Experiment {
            host, or for an account under a path that looks static; then another client asks.",
     holds: "The second client gets what the server behind has for it, and nothing of the first.",
     needs: &[],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

@@ -18,7 +18,7 @@ pub const EXPERIMENT: Experiment = Experiment {
            a cache (libfaketime).",
     holds: "No client waits a second, and stored responses stay right.",
     needs: &[Need::FakeTime],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

@@ -17,7 +17,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     holds: "Only requests of connections that the dead process had are ended, no connection is refused, and no client \
             waits a second.",
     needs: &[],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

@@ -17,7 +17,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     does: "A worker process that may have 160 descriptors gets 400 connections, which stay for three seconds.",
     holds: "Established connections are answered meanwhile; new clients wait and are answered afterwards.",
     needs: &[],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

@@ -21,7 +21,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     holds: "Cacheable responses are passed on; an upload is refused and leaves the file that was there; with room \
             again all is stored and logged.",
     needs: &[Need::Mounts],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

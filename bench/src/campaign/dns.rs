@@ -22,7 +22,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     holds: "Such requests end with 502 or 504 and none reaches the stranger; a bystander is answered within a second; \
             right answers work at once.",
     needs: &[],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

@@ -23,7 +23,7 @@ pub const HOSTILE_SERVER: Experiment = Experiment {
            chunks; the response is buffered, not buffered, and cached.",
     holds: "A part of a response is never told as the whole and never stored.",
     needs: &[],
-    on_nginx: true,
+    not_on_nginx: None,
     run: hostile_server,
 };
 
@@ -33,7 +33,7 @@ pub const LEAVING_CLIENT: Experiment = Experiment {
            HTTP/2, all of them passed on.",
     holds: "Nothing is left of it, and a bystander is answered within a second.",
     needs: &[],
-    on_nginx: true,
+    not_on_nginx: None,
     run: leaving_client,
 };
 

@@ -23,7 +23,7 @@ pub const FAILING_CALLS: Experiment = Experiment {
            with ENOSPC.",
     holds: "Cacheable responses are whole; files and uploads fail with an error or are right; the next request works.",
     needs: &[Need::Fuse],
-    on_nginx: true,
+    not_on_nginx: None,
     run: failing_calls,
 };
 
@@ -34,7 +34,7 @@ pub const SLOW_DISK: Experiment = Experiment {
     holds: "A bystander who needs nothing of that disk never waits as long as one call, and all others are \
             answered in the end.",
     needs: &[Need::Fuse],
-    on_nginx: true,
+    not_on_nginx: None,
     run: slow_disk,
 };
 

@@ -16,7 +16,7 @@ pub const EXPERIMENT: Experiment = Experiment {
            windows, bodies that stop.",
     holds: "A bystander is answered within a second each time.",
     needs: &[],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

@@ -18,7 +18,7 @@ pub const EXPERIMENT: Experiment = Experiment {
            seconds.",
     holds: "Every response is whole, and no process is killed for lack of memory.",
     needs: &[Need::MemoryGroup],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

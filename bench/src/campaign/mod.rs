@@ -71,8 +71,8 @@ struct Experiment {
     /// The promise, in a sentence.
     holds: &'static str,
     needs: &'static [Need],
-    /// nginx has the feature, too.
-    on_nginx: bool,
+    /// The reason why it does not run on nginx.
+    not_on_nginx: Option<&'static str>,
     run: fn(&Trial) -> Result<Outcome, String>,
 }
 
@@ -125,10 +125,11 @@ pub fn main(args: &[String]) -> Result<bool, String> {
             eprintln!("{row}");
             rows.push(row);
         }
+        // At once, so that a run that is interrupted keeps them.
+        table::document(&rows, &programs, &options.results)?.save(&options.results)?;
     }
-    let holds = rows.iter().all(|row| !row.is_failure_of_gale());
-    table::publish(&rows, &programs, &options.results)?;
-    Ok(holds)
+    table::document(&rows, &programs, &options.results)?.publish(&options.results)?;
+    Ok(rows.iter().all(|row| !row.is_failure_of_gale()))
 }
 
 /// `campaign-trial NAME LABEL [OPTION…]`: one experiment for one server, in this process; its outcome goes to
@@ -146,8 +147,8 @@ pub fn trial(args: &[String]) -> Result<bool, String> {
 
 fn run_one(experiment: &Experiment, program: &Program, options: &Options, rest: &[String]) -> Row {
     let not_run = |reason: String| Row::new(experiment.name, program, Verdict::NotRun(reason));
-    if program.kind == Kind::Nginx && !experiment.on_nginx {
-        return not_run("it has no such feature".to_owned());
+    if let Some(reason) = experiment.not_on_nginx.filter(|_| program.kind == Kind::Nginx) {
+        return not_run(reason.to_owned());
     }
     if let Some(lacks) = experiment.needs.iter().find_map(|need| need.lacking()) {
         return not_run(lacks);

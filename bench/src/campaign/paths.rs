@@ -26,7 +26,7 @@ pub const EXPERIMENT: Experiment = Experiment {
            names each file that the server opens.",
     holds: "No file outside the roots is opened, changed or told.",
     needs: &[Need::Strace],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

@@ -25,7 +25,7 @@ pub const EXPERIMENT: Experiment = Experiment {
            mounted, and given to a server that starts with it.",
     holds: "Each response that was asked for before the cut is right, from the cache or from the server behind.",
     needs: &[Need::LoopDevice],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

@@ -20,7 +20,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     does: "10,000 clients (`--slow-clients`) send their requests a byte at a time, all at once.",
     holds: "Each is answered, and a bystander is answered within a second meanwhile.",
     needs: &[],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

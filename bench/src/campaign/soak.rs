@@ -19,7 +19,7 @@ pub const EXPERIMENT: Experiment = Experiment {
            a reload every three seconds.",
     holds: "Memory after the first quarter and at the end is the same but for 16 MiB.",
     needs: &[],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 

@@ -7,11 +7,10 @@ use super::outcome::{Outcome, Row};
 use crate::report::{self, Document};
 use crate::servers::Program;
 
-/// Prints the table and writes it beside the results of the measurements.
-pub fn publish(rows: &[Row], programs: &[Program], results: &Path) -> Result<(), String> {
+/// The table of these rows and the earlier ones in `results`.
+pub fn document(rows: &[Row], programs: &[Program], results: &Path) -> Result<Document, String> {
     let rows = merged(earlier(results), rows);
-    let document = Document::new("campaign", "Attacks and faults", programs, &body(&rows), &rows)?;
-    document.publish(results)
+    Document::new("campaign", "Attacks and faults", programs, &body(&rows), &rows)
 }
 
 /// The rows of an earlier run.

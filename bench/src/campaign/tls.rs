@@ -28,7 +28,7 @@ pub const EXPERIMENT: Experiment = Experiment {
            send early data twice.",
     holds: "No client gets what it has no certificate for, and early data reach the application marked as such.",
     needs: &[],
-    on_nginx: true,
+    not_on_nginx: None,
     run,
 };
 
