@@ -161,7 +161,7 @@ fn slow_disk(trial: &Trial) -> Result<Outcome, String> {
             let (tally, is_over) = (&tally, &is_over);
             scope.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
-                    let path = if number % 2 == 0 { FILE } else { "/cached/20000/first" };
+                    let path = if number.is_multiple_of(2) { FILE } else { "/cached/20000/first" };
                     match ask(address, &get(path), LIMIT) {
                         Ok(reply) if reply.is_whole && reply.body == content(path) => tally.answered_late(),
                         other => tally.must_answer(Instant::now(), path, &other, &content(path)),

@@ -166,7 +166,9 @@ fn upgrade(watched: &mut Watched) -> Result<(), String> {
     let new = new.ok_or_else(|| format!("no new program; the log ends with {:?}", watched.server.error_log_end()))?;
     send_signal(old, Signal::QUIT)?;
     watched.server.root = new;
-    match wait_until(LIMIT, || !old.is_alive()) {
+    // The new one takes no signal to be replaced as long as the old one is its parent, which a process of several
+    // threads may be for a moment longer than its first thread lives.
+    match wait_until(LIMIT, || !old.is_alive() && !old.children().contains(&new)) {
         true => Ok(()),
         false => Err("the old program does not end".to_owned()),
     }

@@ -8,6 +8,7 @@ use super::exchange::{self, get};
 use super::outcome::{Outcome, Tally};
 use crate::memory::Memory;
 use crate::options::Options;
+use crate::process::Process;
 use crate::servers::{POLL_INTERVAL, Program, Running, SMALL_BODY, Setting, file_body};
 
 /// One experiment for one server.
@@ -20,6 +21,7 @@ pub struct Trial<'a> {
 pub struct Watched {
     pub server: Running,
     before: Memory,
+    descriptors_before: Vec<String>,
 }
 
 /// A client that nothing holds up has its answer by then, in milliseconds, also on a machine that is busy with the
@@ -54,8 +56,9 @@ impl Watched {
         for _ in 0..ROUNDS {
             server.ask_both()?;
         }
-        let before = Memory::read(&server.root.tree());
-        Ok(Watched { server, before })
+        let mut watched = Watched { server, before: Memory::default(), descriptors_before: Vec::new() };
+        watched.read_again();
+        Ok(watched)
     }
 
     pub fn address(&self) -> &str {
@@ -65,6 +68,7 @@ impl Watched {
     /// Reads it again: from now on everything before counts as its ordinary state.
     pub fn read_again(&mut self) {
         self.before = Memory::read(&self.server.root.tree());
+        self.descriptors_before = descriptors(&self.server.root.tree());
     }
 
     /// Memory as it is now is its ordinary one.
@@ -97,6 +101,13 @@ impl Watched {
             after_mib: mib(&after),
             ..tally.outcome()
         };
+        if outcome.descriptors_left > 0 {
+            let mut left = descriptors(&server.root.tree());
+            for name in &self.descriptors_before {
+                left.iter().position(|own| own == name).map(|place| left.remove(place));
+            }
+            outcome.notes.push(format!("descriptors left: {}", left.join(", ")));
+        }
         outcome.check(works.is_ok(), format!("afterwards it answers {works:?}"));
         let grown = outcome.after_mib - outcome.before_mib;
         outcome.check(grown <= growth_mib_max, format!("{grown:.0} MiB more than before"));
@@ -124,6 +135,13 @@ impl Running {
     pub fn socket_address(&self) -> SocketAddr {
         self.address.parse().expect("the harness has written it")
     }
+}
+
+/// The files and sockets behind the descriptors of some processes, without their numbers.
+fn descriptors(processes: &[Process]) -> Vec<String> {
+    let links = processes.iter().flat_map(|process| std::fs::read_dir(format!("/proc/{}/fd", process.id))).flatten();
+    let names = links.flatten().filter_map(|link| std::fs::read_link(link.path()).ok());
+    names.map(|name| text(&name).split(":[").next().unwrap_or_default().to_owned()).collect()
 }
 
 /// Runs `work` in so many threads, which have numbers from 0, and waits for all.
