@@ -43,7 +43,8 @@ fn run(trial: &Trial) -> Result<Outcome, String> {
     let mut watched = trial.start(setting)?;
     let tally = Tally::default();
     let all = [(FILE, letters(LENGTH)), (STORED, content(STORED))];
-    for (path, whole) in &all {
+    // Twice: a server may keep the file of a stored response open once it was found.
+    for (path, whole) in all.iter().chain(&all) {
         let begun = Instant::now();
         tally.must_answer(begun, path, &ask(watched.address(), &get_with(path, ""), LIMIT), whole);
     }
