@@ -111,7 +111,10 @@ fn ask_for(address: &str, number: usize, tally: &Tally) {
 
 fn setting(disk: &Path, origin: &Origin) -> Setting {
     Setting {
-        http: format!("proxy_cache_path {}/cache levels=1:2 keys_zone=cache:4m max_size=40m use_temp_path=off;", text(disk)),
+        http: format!(
+            "proxy_cache_path {}/cache levels=1:2 keys_zone=cache:4m max_size=40m use_temp_path=off;",
+            text(disk)
+        ),
         server: format!(
             "location /cached/ {{ proxy_pass http://{}; proxy_cache cache; proxy_cache_valid 200 1h; }}",
             origin.address
