@@ -130,6 +130,9 @@ fn generation(server: &Running) -> Option<String> {
 
 fn upgrades(trial: &Trial) -> Result<Outcome, String> {
     let mut watched = trial.start(Setting::default())?;
+    // A program that took over has inherited its sockets: it is not as one that has opened them.
+    upgrade(&mut watched)?;
+    watched.read_again();
     let load = Load::start(watched.address(), trial.options.keepalive_clients, trial.options.short_clients);
     let begun = Instant::now();
     let mut done = 0;
