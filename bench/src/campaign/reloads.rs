@@ -43,6 +43,8 @@ pub const UPGRADES: Experiment = Experiment {
 /// A reload or an upgrade that has no effect by then has none.
 const LIMIT: Duration = Duration::from_secs(15);
 const BAD_RELOADS_COUNT: usize = 100;
+/// A new program goes on opening what it watches (mounts, folders) for a moment after it serves.
+const STARTED_WHOLLY: Duration = Duration::from_secs(2);
 /// Growth that reloads may cause.
 const GROWTH_MIB_MAX: f64 = 4.0;
 
@@ -132,6 +134,7 @@ fn upgrades(trial: &Trial) -> Result<Outcome, String> {
     let mut watched = trial.start(Setting::default())?;
     // A program that took over has inherited its sockets: it is not as one that has opened them.
     upgrade(&mut watched)?;
+    std::thread::sleep(STARTED_WHOLLY);
     watched.read_again();
     let load = Load::start(watched.address(), trial.options.keepalive_clients, trial.options.short_clients);
     let begun = Instant::now();
