@@ -1,8 +1,8 @@
-//! A client's handshake, as every protocol has it: what its first message says, certificates that have to be read
-//! first, how the handshake ends, and whether the client's certificate is good enough.
+//! Server side of a handshake, shared by all protocols: reads the first message, loads certificates that depend on it,
+//! finishes the handshake and checks the client's certificate.
 //!
-//! It chooses no server: names belong to a protocol's configuration. It receives nothing either, since what has come so
-//! far is the protocol's.
+//! It does not choose the server, because names belong to a protocol's configuration, and it receives no bytes: the
+//! protocol does.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -15,10 +15,10 @@ use super::settings::VerifyClient;
 use super::{NamedFailure, TlsFailure, TlsServer, TlsStream, Verdict, challenges};
 use crate::traffic::{ServerZone, Shaken, Unverified, count_unverified};
 
-/// What is received at once before anything is known: a usual first message.
+/// Size of the first receive: enough for a usual ClientHello.
 pub const FIRST_BYTES: usize = 4096;
 
-/// What is being done, as messages have it.
+/// Activity named in messages.
 pub const SHAKING_HANDS: &str = "while SSL handshaking";
 
 /// The alert `unrecognized_name`, fatal, in the clear (RFC 6066, section 3).
@@ -27,32 +27,32 @@ const UNRECOGNIZED_NAME: &[u8] = &[21, 3, 3, 0, 2, 2, 112];
 /// The alert `internal_error`, fatal, in the clear (RFC 8446, section 6.2).
 const INTERNAL_ERROR: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
 
-/// The connection of a protocol whose client shakes hands.
+/// Connection of a protocol whose client is in the handshake.
 pub trait HandshakeOwner {
     /// Writes a message about the handshake.
     fn log_handshake(&self, level: Level, message: fmt::Arguments<'_>);
 
-    /// Counts the end of the handshake, also for the server that the client has named ([`count_handshake`]).
+    /// Counts the end of the handshake, also for the server that the client has named (see [`count_handshake`]).
     ///
     /// [`count_handshake`]: crate::traffic::count_handshake
     fn count_handshake(&self, shaken: Shaken);
 }
 
-/// What a client's first message says.
+/// Contents of a client's first message.
 #[derive(Debug, Default)]
 pub struct FirstMessage<'i> {
-    /// The name of the server that it wants, in lower case.
+    /// Server name that the client wants (SNI), in lower case.
     pub name: Option<Vec<u8>>,
-    /// It is an issuer of certificates that asks who is there.
+    /// `true` if the client is an issuer of certificates that validates a challenge.
     pub asks_challenge: bool,
-    /// The version that it speaks, if that is older than all that are spoken here.
+    /// Newest version that the client speaks, if it is older than every supported version.
     pub old_version: Option<u16>,
-    /// The message; none if it cannot be read. Then the library says what is wrong with it.
+    /// The parsed message, or `None` if it is malformed. The library then reports the fault.
     pub hello: Option<ClientHello<'i>>,
 }
 
 impl<'i> FirstMessage<'i> {
-    /// Reads it; none while it is not whole.
+    /// Parses the message; `None` while it is incomplete.
     pub fn read(input: &'i [u8]) -> Option<FirstMessage<'i>> {
         match client_hello::parse(input) {
             Status::NeedMore => None,
@@ -66,21 +66,21 @@ impl<'i> FirstMessage<'i> {
     }
 }
 
-/// Refuses a client that speaks no version as new as TLSv1.2.
+/// Refuses a client whose newest version is older than TLSv1.2.
 pub fn refuse_version(owner: &impl HandshakeOwner, stream: &TlsStream, version: u16) {
     fail(owner, &stream.refuse_version(version));
 }
 
-/// Refuses a client that has named a server which rejects handshakes (`ssl_reject_handshake`). The protocol counts it.
+/// Refuses a client that has named a server with `ssl_reject_handshake`. The protocol counts it.
 pub fn reject(owner: &impl HandshakeOwner, stream: &TlsStream) {
-    // A client that does not take it learns it from the end of the connection.
+    // If the alert cannot be sent at once, the client only sees the connection close.
     let _ = stream.socket().try_send_copy(UNRECOGNIZED_NAME, false);
     let message = "SSL_do_handshake() failed (SSL: error:0A0000EA:SSL routines::callback failed)";
     owner.log_handshake(Level::Info, format_args!("{message} {SHAKING_HANDS}"));
 }
 
-/// The server for this handshake of one whose certificates have to be read first; `names` evaluates theirs. None if
-/// there is none, which the client is told.
+/// Loads the certificates of a server whose certificate names have variables, for this handshake; `names` evaluates the
+/// names. Returns `None` after an alert to the client if they cannot be loaded.
 pub async fn with_certificates(
     owner: &impl HandshakeOwner,
     stream: &TlsStream,
@@ -94,13 +94,13 @@ pub async fn with_certificates(
     .await;
     read.map_err(|failure| {
         owner.log_handshake(Level::Error, format_args!("{failure} {SHAKING_HANDS}"));
-        // A client that does not take it learns it from the end of the connection.
+        // If the alert cannot be sent at once, the client only sees the connection close.
         let _ = stream.socket().try_send_copy(INTERNAL_ERROR, false);
     })
     .ok()
 }
 
-/// Ends a handshake that was begun, and counts it. True if it has gone well.
+/// Completes a handshake and counts it. Returns `true` on success.
 pub async fn finish(owner: &impl HandshakeOwner, stream: &TlsStream) -> bool {
     if let Err(failure) = poll_fn(|context| stream.poll_handshake(context)).await {
         fail(owner, &failure);
@@ -111,30 +111,30 @@ pub async fn finish(owner: &impl HandshakeOwner, stream: &TlsStream) -> bool {
     true
 }
 
-/// Says why a handshake has failed, and counts it.
+/// Logs why a handshake failed, and counts it.
 pub fn fail(owner: &impl HandshakeOwner, failure: &TlsFailure) {
     let level = if failure.is_usual() { Level::Info } else { Level::Crit };
     owner.log_handshake(level, format_args!("{failure} {SHAKING_HANDS}"));
     owner.count_handshake(failure.outcome());
 }
 
-/// Says that a client has taken too long, and counts it.
+/// Logs a handshake timeout, and counts it.
 pub fn time_out(owner: &impl HandshakeOwner) {
     owner.log_handshake(Level::Info, format_args!("client timed out (110: Connection timed out) {SHAKING_HANDS}"));
     owner.count_handshake(Shaken::TimedOut);
 }
 
-/// What is wrong with a client's certificate.
+/// Reason to reject a client's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
-    /// It is not good.
+    /// The certificate failed verification.
     Bad,
-    /// It is missing.
+    /// The client sent no certificate.
     Missing,
 }
 
-/// What is wrong with this certificate at a server that wants clients to have one as `mode` says; counted for its zone
-/// and told.
+/// Checks a client's certificate against the mode of `ssl_verify_client`. A fault is returned, logged, and counted for
+/// the zone.
 pub fn check_certificate(
     mode: VerifyClient,
     verdict: Verdict,

@@ -1,4 +1,4 @@
-//! A client's side of TLS for threads that may wait: the socket's own timeouts bound each call.
+//! Client side of TLS for threads that may block. The socket's own timeouts bound each call.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -17,57 +17,57 @@ use super::load;
 use super::verify::Purpose;
 use super::verify_server::Verifier;
 
-/// How many certificates of issuers a server may show.
+/// Longest chain of issuers that a server may present.
 const VERIFY_DEPTH: u64 = 10;
 
-/// Where the certificates of trusted authorities are.
+/// Source of the trusted CA certificates.
 #[derive(Debug)]
 pub enum TrustedBy {
-    /// In this text, PEM.
+    /// PEM text.
     Text(Vec<u8>),
-    /// In this file, which is read for each connection; where this process may not read it, what is known of it.
+    /// A file, read for each connection. If this process may not read it, the text given to [`note_file`] is used.
     File(PathBuf),
-    /// In the system's own store, which is read for each connection.
+    /// The system's CA store, read for each connection.
     System,
 }
 
-/// What files of authorities say of which only the master may read some: see [`note_file`].
+/// Contents of CA files that only the master may read; see [`note_file`].
 static KNOWN_FILES: Mutex<BTreeMap<PathBuf, Vec<u8>>> = Mutex::new(BTreeMap::new());
 
-/// Notes what a file of authorities says, for clients that may not read it themselves.
+/// Stores the contents of a CA file for clients that may not read it themselves.
 pub fn note_file(path: &Path, text: &[u8]) {
     KNOWN_FILES.lock().insert(path.to_owned(), text.to_owned());
 }
 
-/// What is asked of a server.
+/// Client settings for one server.
 pub struct BlockingClient {
     name: String,
     trusted: TrustedBy,
 }
 
 impl BlockingClient {
-    /// A client of the server of this name, which its certificate has to be for.
+    /// Creates a client for the server of this name, which its certificate must match.
     pub fn new(name: &str, trusted: TrustedBy) -> BlockingClient {
         BlockingClient { name: name.to_owned(), trusted }
     }
 
-    /// Whether the text has certificates, and a certificate can have the name.
+    /// Checks that the CA certificates can be read and that the server name is valid.
     ///
     /// # Errors
-    /// What is wrong.
+    /// A description of the fault.
     pub fn check(&self) -> Result<(), String> {
         self.name().and_then(|_| self.config()).map(drop).map_err(|error| error.to_string())
     }
 
-    /// What is trusted.
+    /// Source of the trusted CA certificates.
     pub fn trusted(&self) -> &TrustedBy {
         &self.trusted
     }
 
-    /// Shakes hands until then, over a connection whose calls have timeouts.
+    /// Performs the handshake before the deadline, over a socket whose calls have timeouts.
     ///
     /// # Errors
-    /// The connection's, and why the server is not trusted.
+    /// Errors of the connection, or the reason why the server is not trusted.
     pub fn shake_hands(&self, mut socket: TcpStream, deadline: Instant) -> io::Result<BlockingTls> {
         let mut connection = ClientConnection::new(self.config()?, self.name()?).map_err(invalid)?;
         while connection.is_handshaking() {
@@ -79,7 +79,7 @@ impl BlockingClient {
             } else if connection.read_tls(&mut socket)? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             } else if let Err(error) = connection.process_new_packets() {
-                // The server learns why.
+                // Sends the alert.
                 let _ = connection.write_tls(&mut socket);
                 return Err(invalid(error));
             }
@@ -114,17 +114,17 @@ impl BlockingClient {
     }
 }
 
-/// Why there is no handshake. The words are those of servers that requests are passed to, without the word for these.
+/// Error of a failed handshake. The words are those of handshakes with upstream servers, without "upstream".
 fn invalid(error: rustls::Error) -> io::Error {
     let words = TlsFailure::of(error).to_string();
     let words = words.strip_prefix("upstream ").unwrap_or(&words);
     io::Error::new(io::ErrorKind::InvalidData, words)
 }
 
-/// The first store of the system that can be read.
+/// Contents of the system's CA store: the first file that can be read.
 ///
 /// # Errors
-/// There is none.
+/// No such file can be read.
 pub fn read_system(mut read: impl FnMut(&Path) -> io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
     let found = SYSTEM_STORES.iter().find_map(|path| read(Path::new(path)).ok());
     found.ok_or_else(|| {
@@ -132,17 +132,17 @@ pub fn read_system(mut read: impl FnMut(&Path) -> io::Result<Vec<u8>>) -> io::Re
     })
 }
 
-/// A connection.
+/// An established connection.
 pub struct BlockingTls {
     connection: ClientConnection,
     socket: TcpStream,
 }
 
 impl BlockingTls {
-    /// Sends all of it.
+    /// Sends all bytes.
     ///
     /// # Errors
-    /// The connection's.
+    /// Errors of the connection.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -158,7 +158,7 @@ impl BlockingTls {
         Ok(())
     }
 
-    /// Whether the server has not closed it, as far as it shows without waiting.
+    /// `true` unless the server is known to have closed the connection; does not block.
     pub fn is_open(&mut self) -> bool {
         if self.socket.set_nonblocking(true).is_err() {
             return false;
@@ -168,7 +168,7 @@ impl BlockingTls {
     }
 
     fn take_what_came(&mut self) -> bool {
-        // A server that says more than this is asked again the next time.
+        // Bounded; the next call reads the rest.
         for _ in 0..16 {
             match self.connection.read_tls(&mut self.socket) {
                 Ok(0) => return false,
@@ -177,7 +177,7 @@ impl BlockingTls {
             }
             match self.connection.process_new_packets() {
                 Ok(state) if !state.peer_has_closed() => {
-                    // It has nothing to say that matters.
+                    // Application data from the server is discarded.
                     let mut said = vec![0; state.plaintext_bytes_to_read()];
                     let _ = self.connection.reader().read(&mut said);
                 }
@@ -188,8 +188,8 @@ impl BlockingTls {
     }
 }
 
-/// The server is told that nothing more comes (RFC 5425, section 4.4). Before that its unread bytes are taken off the
-/// socket, or the connection would end with a reset, and lines on their way with it.
+/// Sends close_notify (RFC 5425, section 4.4). Unread bytes are taken off the socket first: with unread bytes, closing
+/// would reset the connection and lose log lines in flight.
 impl Drop for BlockingTls {
     fn drop(&mut self) {
         if self.is_open() {

@@ -1,4 +1,4 @@
-//! What a certificate says of its owner, in OpenSSL's forms.
+//! Fields of a certificate, in OpenSSL's text forms.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use super::load;
 
 const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/// The short names of OpenSSL for what names consist of.
+/// OpenSSL's short names of attributes in distinguished names.
 const ATTRIBUTES: &[(&str, &str)] = &[
     ("2.5.4.3", "CN"),
     ("2.5.4.4", "SN"),
@@ -40,20 +40,20 @@ const ATTRIBUTES: &[(&str, &str)] = &[
     ("1.2.840.113549.1.9.1", "emailAddress"),
 ];
 
-/// A certificate of which something is asked.
+/// A parsed certificate.
 pub struct Certificate<'c> {
     der: &'c [u8],
     parsed: X509Certificate<'c>,
 }
 
 impl<'c> Certificate<'c> {
-    /// What `ask` says of the last certificate in a text of PEM. None if there is none that can be read.
+    /// Applies `ask` to the last certificate of a PEM text. Returns `None` if none can be parsed.
     pub fn last_of_pem<T>(text: &[u8], ask: impl FnOnce(&Certificate<'_>) -> T) -> Option<T> {
         let chain = load::certificates(text).ok()?;
         Certificate::of(chain.last()?).as_ref().map(ask)
     }
 
-    /// None if it is none.
+    /// Parses a certificate; `None` if it is malformed.
     pub fn of(der: &'c [u8]) -> Option<Certificate<'c>> {
         let (_, parsed) = X509Certificate::from_der(der).ok()?;
         Some(Certificate { der, parsed })
@@ -64,7 +64,7 @@ impl<'c> Certificate<'c> {
         name(self.parsed.subject())
     }
 
-    /// The name in the subject, if it has one.
+    /// The subject's common name, if it has one.
     pub fn common_name(&self) -> Option<String> {
         let name = self.parsed.subject().iter_common_name().next()?;
         name.as_str().ok().map(str::to_owned)
@@ -75,12 +75,12 @@ impl<'c> Certificate<'c> {
         name(self.parsed.issuer())
     }
 
-    /// The subject in the form before that: `/O=organisation/CN=name`.
+    /// The subject in OpenSSL's older form: `/O=organisation/CN=name`.
     pub fn subject_legacy(&self) -> String {
         legacy_name(self.parsed.subject())
     }
 
-    /// The issuer in the form before.
+    /// The issuer in OpenSSL's older form.
     pub fn issuer_legacy(&self) -> String {
         legacy_name(self.parsed.issuer())
     }
@@ -92,28 +92,28 @@ impl<'c> Certificate<'c> {
         hex(significant, true)
     }
 
-    /// SHA-1 of the whole, in hexadecimal digits.
+    /// SHA-1 of the DER encoding, in hexadecimal digits.
     pub fn fingerprint(&self) -> String {
         hex(digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, self.der).as_ref(), false)
     }
 
-    /// When it begins to be valid: `Jan  2 03:04:05 2026 GMT`.
+    /// Start of validity: `Jan  2 03:04:05 2026 GMT`.
     pub fn valid_from(&self) -> String {
         time(&self.parsed.validity().not_before)
     }
 
-    /// When it ends to be.
+    /// End of validity, in the same form.
     pub fn valid_to(&self) -> String {
         time(&self.parsed.validity().not_after)
     }
 
-    /// In how many days that is, at this time; 0 when it was.
+    /// Whole days from `now` to the end of validity; 0 after it.
     pub fn days_left(&self, now: u64) -> u64 {
         let end = u64::try_from(self.parsed.validity().not_after.timestamp()).unwrap_or(0);
         end.saturating_sub(now) / 86_400
     }
 
-    /// Why nobody takes it at this time; `None` if it is valid.
+    /// Reason why the certificate is outside its validity at `now`; `None` if it is valid.
     pub fn why_invalid_at(&self, now: u64) -> Option<String> {
         let (begin, end) = self.validity();
         if now < begin {
@@ -122,9 +122,9 @@ impl<'c> Certificate<'c> {
         (now > end).then(|| format!("expired on {}", self.valid_to()))
     }
 
-    /// The names in it: `DNS:a.example,email:b@a.example,URI:spiffe://a/b,IP:192.0.2.1`. Commas, backslashes and bytes
-    /// that are no visible ASCII are `\2C` and so on, so that every comma stands between two names. None if there is
-    /// none of these kinds.
+    /// Subject alternative names: `DNS:a.example,email:b@a.example,URI:spiffe://a/b,IP:192.0.2.1`. Commas, backslashes
+    /// and bytes outside visible ASCII are written as `\2C` and so on, so every comma separates two names. `None` if
+    /// there is no name of these kinds.
     pub fn alternative_names(&self) -> Option<String> {
         let names = self.parsed.subject_alternative_name().ok().flatten()?;
         let mut text = String::new();
@@ -154,25 +154,25 @@ impl<'c> Certificate<'c> {
         (!text.is_empty()).then_some(text)
     }
 
-    /// In PEM.
+    /// The certificate in PEM.
     pub fn pem(&self) -> String {
         pem_of(self.der)
     }
 
-    /// Since when and until when it is valid, in seconds since 1970.
+    /// Start and end of validity, in seconds since 1970.
     pub fn validity(&self) -> (u64, u64) {
         let seconds = |time: &ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
         let validity = self.parsed.validity();
         (seconds(&validity.not_before), seconds(&validity.not_after))
     }
 
-    /// The name of the issuer, if it has one.
+    /// The issuer's common name, if it has one.
     pub fn issuer_common_name(&self) -> Option<String> {
         let name = self.parsed.issuer().iter_common_name().next()?;
         name.as_str().ok().map(str::to_owned)
     }
 
-    /// What renewal information is asked for by (RFC 9773, section 4.1): the issuer's key and the serial number.
+    /// Identifier for requests of renewal information (RFC 9773, section 4.1): the issuer's key and the serial number.
     pub(super) fn renewal_id(&self) -> Option<String> {
         let key = self.parsed.extensions().iter().find_map(|extension| match extension.parsed_extension() {
             ParsedExtension::AuthorityKeyIdentifier(identifier) => identifier.key_identifier.as_ref(),
@@ -182,7 +182,7 @@ impl<'c> Certificate<'c> {
     }
 }
 
-/// The address that stands in a name of a certificate.
+/// IP address from the octets of an alternative name.
 fn address(octets: &[u8]) -> Option<IpAddr> {
     let four = <[u8; 4]>::try_from(octets).map(IpAddr::from);
     four.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from)).ok()
@@ -200,12 +200,12 @@ pub(super) fn pem_of(der: &[u8]) -> String {
     pem
 }
 
-/// The base64 of some bytes for URLs, without padding (RFC 4648, section 5).
+/// Base64 for URLs, without padding (RFC 4648, section 5).
 pub fn base64_url(bytes: &[u8]) -> String {
     base64(bytes).trim_end_matches('=').replace('+', "-").replace('/', "_")
 }
 
-/// What such a text stands for; padding is no error, anything else is.
+/// Decodes [`base64_url`]; padding is accepted, any other deviation is an error.
 pub fn from_base64_url(text: &[u8]) -> Option<Vec<u8>> {
     let text = text.strip_suffix(b"==").or_else(|| text.strip_suffix(b"=")).unwrap_or(text);
     let digit = |byte: u8| match byte {
@@ -231,7 +231,7 @@ pub fn from_base64_url(text: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The base64 of some bytes (RFC 4648, section 4).
+/// Base64 (RFC 4648, section 4).
 pub fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
@@ -249,7 +249,7 @@ pub fn base64(bytes: &[u8]) -> String {
 fn hex(bytes: &[u8], is_upper: bool) -> String {
     let mut text = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
-        // A string takes everything.
+        // Writing to a string cannot fail.
         let _ = if is_upper { write!(text, "{byte:02X}") } else { write!(text, "{byte:02x}") };
     }
     text
@@ -263,13 +263,13 @@ fn time(time: &ASN1Time) -> String {
     format!("{month} {:2} {hour:02}:{minute:02}:{second:02} {} GMT", date.day, date.year)
 }
 
-/// What an attribute is called, in OpenSSL's short form, or its number.
+/// OpenSSL's short name of an attribute, or its object identifier.
 fn attribute(attribute: &AttributeTypeAndValue<'_>) -> Result<&'static str, String> {
     let number = attribute.attr_type().to_id_string();
     ATTRIBUTES.iter().find(|(known, _)| *known == number).map(|(_, name)| *name).ok_or(number)
 }
 
-/// The last part first.
+/// Distinguished name as in RFC 2253: last part first.
 fn name(name: &X509Name<'_>) -> String {
     let mut text = String::new();
     let parts: Vec<_> = name.iter_rdn().collect();
@@ -287,7 +287,7 @@ fn name(name: &X509Name<'_>) -> String {
                     text.push('=');
                     escape(&value(own), &mut text);
                 }
-                // What nobody knows is shown as it is.
+                // The value of an unknown attribute is shown as its encoding in hexadecimal digits.
                 Err(number) => {
                     text.push_str(&number);
                     text.push('=');
@@ -331,7 +331,7 @@ fn value(own: &AttributeTypeAndValue<'_>) -> Vec<u8> {
     }
 }
 
-/// RFC 2253, section 2.4, and what OpenSSL escapes beside that: everything that is not ASCII.
+/// Escapes by RFC 2253, section 2.4; as OpenSSL does, also everything outside ASCII.
 fn escape(value: &[u8], out: &mut String) {
     for (index, &byte) in value.iter().enumerate() {
         let is_edge = index == 0 || index + 1 == value.len();

@@ -1,8 +1,9 @@
-//! Answers to the challenges of certificate issuers, for whichever event loop or process is asked.
+//! Answers to the challenges of certificate issuers, for every event loop and process that is asked.
 //!
-//! Who obtains a certificate presents an [`Answer`] and keeps the guard while the issuer looks. The loops of its
-//! process find it in memory. Where two processes serve at the same time (an upgrade, for example) only one of them
-//! obtains certificates, so answers are files of the issuer's state directory, too, which the other one looks into.
+//! The service that obtains a certificate presents an [`Answer`] and keeps the guard while the issuer checks it. The
+//! event loops of the same process find the answer in memory. While two processes serve at the same time (during an
+//! upgrade, for example) only one of them obtains certificates. Answers are therefore also files in the issuer's state
+//! directory, which the other process reads.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,13 +23,13 @@ use super::server::TlsServer;
 /// The protocol that an issuer asks for in the handshake (RFC 8737, section 6.2).
 pub const ALPN: &[u8] = b"acme-tls/1";
 
-/// Longest key of an answer: names of hosts are shorter, and so are tokens.
+/// Longest key of an answer; host names and tokens are shorter.
 const KEY_BYTES_MAX: usize = 255;
 
 /// Longest answer that is read from a file.
 const ANSWER_BYTES_MAX: u64 = 4096;
 
-/// How an issuer asks.
+/// Kind of challenge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AskedOver {
     /// A file of this name below `/.well-known/acme-challenge/` (RFC 8555, section 8.3).
@@ -46,10 +47,10 @@ impl AskedOver {
     }
 }
 
-/// What an issuer is told: the key authorization.
+/// Answer to a challenge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// How it is asked for.
+    /// Kind of challenge.
     pub over: AskedOver,
     /// The token, or the name of the server in lower case.
     pub key: String,
@@ -57,13 +58,13 @@ pub struct Answer {
     pub text: String,
 }
 
-/// The answers of this process.
+/// Answers presented by this process.
 static ANSWERS: LazyLock<RwLock<HashMap<(AskedOver, String), Ready>>> = LazyLock::new(RwLock::default);
 
 /// The state directories of this process' configurations.
 static DIRECTORIES: Mutex<Vec<Weak<AnswerDirectory>>> = Mutex::new(Vec::new());
 
-/// Whether there is one whose answers another process may have.
+/// `true` if another process may hold answers for one of the directories.
 static HAS_OTHERS: AtomicBool = AtomicBool::new(false);
 
 #[derive(Clone)]
@@ -81,16 +82,16 @@ impl Ready {
     }
 }
 
-/// Where the answers of an issuer's challenges are files.
+/// Directory with an issuer's challenge answers as files.
 #[derive(Debug)]
 pub struct AnswerDirectory {
     path: PathBuf,
-    /// The service that obtains certificates runs in this process, so that memory has all there is.
+    /// `true` if the service that obtains certificates runs in this process, so memory holds every answer.
     is_own: AtomicBool,
 }
 
 impl AnswerDirectory {
-    /// A state directory of a configuration: answers are looked for in it as long as somebody has the result.
+    /// The answer directory below a state directory. It is searched until the returned handle is dropped.
     pub fn of(state_directory: &Path) -> Arc<AnswerDirectory> {
         let path = state_directory.join("challenges");
         let mut directories = DIRECTORIES.lock();
@@ -104,16 +105,16 @@ impl AnswerDirectory {
         made
     }
 
-    /// From now on this process, or another one, obtains the certificates.
+    /// Sets whether this process or another one obtains the certificates.
     pub fn set_own(&self, is_own: bool) {
         self.is_own.store(is_own, Ordering::Release);
         note_others(&DIRECTORIES.lock());
     }
 
-    /// Makes the directory, without what an earlier process has left in it. Blocks.
+    /// Creates the directory, and removes files left by an earlier process. Blocks.
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub fn clear(&self) -> io::Result<()> {
         match fs::remove_dir_all(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -132,7 +133,7 @@ fn note_others(directories: &[Weak<AnswerDirectory>]) {
     HAS_OTHERS.store(directories.iter().filter_map(Weak::upgrade).any(is_other), Ordering::Release);
 }
 
-/// Keeps an answer where issuers find it, until it is dropped.
+/// Guard of a presented answer, which is withdrawn when the guard is dropped.
 #[must_use]
 pub struct Presented {
     over: AskedOver,
@@ -144,17 +145,17 @@ impl Drop for Presented {
     fn drop(&mut self) {
         ANSWERS.write().remove(&(self.over, std::mem::take(&mut self.key)));
         if let Some(file) = self.file.take() {
-            // What is left is cleared when the service starts again.
+            // A file that cannot be removed here is removed when the service starts again.
             let _ = default_pool().detach(Device::NONE, move || drop(fs::remove_file(file)));
         }
     }
 }
 
-/// Has issuers get this answer. Blocks while it makes a certificate and writes a file.
+/// Presents an answer to issuers. Blocks while it makes a certificate and writes a file.
 ///
 /// # Errors
-/// The key can be none, or a certificate for it cannot be made. That the file cannot be written is no reason: this
-/// process answers all the same.
+/// The key is invalid, or a certificate for it cannot be made. A file that cannot be written is no error, because this
+/// process still answers.
 pub fn present(answer: &Answer, directory: Option<&AnswerDirectory>) -> Result<Presented, String> {
     if !is_key(answer.over, answer.key.as_bytes()) {
         return Err(format!("\"{}\" is not a token or a name", answer.key.escape_default()));
@@ -166,13 +167,13 @@ pub fn present(answer: &Answer, directory: Option<&AnswerDirectory>) -> Result<P
     Ok(Presented { over: answer.over, key: answer.key.clone(), file })
 }
 
-/// What is known about an answer without waiting.
+/// Result of a look-up that does not block.
 pub enum Found<T> {
-    /// This is it.
+    /// The answer.
     Known(T),
-    /// There is none.
+    /// No answer exists.
     Nothing,
-    /// Another process may have it.
+    /// Another process may have the answer.
     Ask,
 }
 
@@ -186,7 +187,7 @@ impl<T> Found<T> {
     }
 }
 
-/// The answer to a request for this token.
+/// Looks up the answer to an HTTP challenge with this token.
 pub fn text(token: &[u8]) -> Found<Arc<str>> {
     let known = match find(AskedOver::Http, token) {
         Some(Ready::Text(text)) => Some(text),
@@ -195,7 +196,7 @@ pub fn text(token: &[u8]) -> Found<Arc<str>> {
     Found::of(known, AskedOver::Http, token)
 }
 
-/// The answer of another process to a request for this token.
+/// Reads another process's answer to an HTTP challenge with this token.
 pub async fn text_elsewhere(token: &[u8]) -> Option<Arc<str>> {
     match find_elsewhere(AskedOver::Http, token).await? {
         Ready::Text(text) => Some(text),
@@ -203,7 +204,7 @@ pub async fn text_elsewhere(token: &[u8]) -> Option<Arc<str>> {
     }
 }
 
-/// Who answers handshakes for this name.
+/// Looks up the TLS server that answers a challenge for this name.
 pub fn tls_server(name: &[u8]) -> Found<Arc<TlsServer>> {
     let known = match find(AskedOver::Tls, name) {
         Some(Ready::Server(server)) => Some(server),
@@ -212,7 +213,7 @@ pub fn tls_server(name: &[u8]) -> Found<Arc<TlsServer>> {
     Found::of(known, AskedOver::Tls, name)
 }
 
-/// Who answers handshakes for this name with what another process has.
+/// Builds the TLS server that answers a challenge for this name from another process's answer.
 pub async fn tls_server_elsewhere(name: &[u8]) -> Option<Arc<TlsServer>> {
     match find_elsewhere(AskedOver::Tls, name).await? {
         Ready::Server(server) => Some(server),
@@ -226,7 +227,7 @@ fn find(over: AskedOver, key: &[u8]) -> Option<Ready> {
     if answers.is_empty() { None } else { answers.get(&(over, normal(over, key))).cloned() }
 }
 
-/// Names have no case, tokens do.
+/// Normalised key: names are case-insensitive, tokens are not.
 fn normal(over: AskedOver, key: &str) -> String {
     match over {
         AskedOver::Http => key.to_owned(),
@@ -255,7 +256,7 @@ fn read(path: &Path) -> Option<String> {
     Some(text)
 }
 
-/// Whether this can be a token (RFC 8555, section 8.3) or a name, and thus a part of a file's name.
+/// `true` if this is a valid token (RFC 8555, section 8.3) or name, and thus safe as part of a file name.
 fn is_key(over: AskedOver, key: &[u8]) -> bool {
     let is_good = |byte: &u8| match over {
         AskedOver::Http => byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'),
@@ -264,7 +265,7 @@ fn is_key(over: AskedOver, key: &[u8]) -> bool {
     !key.is_empty() && key.len() <= KEY_BYTES_MAX && key.iter().all(is_good)
 }
 
-/// The server of one challenge: a certificate that has the digest of the key authorization.
+/// TLS server for one challenge: its certificate contains the digest of the key authorization.
 fn server(name: &str, key_authorization: &str) -> Result<Arc<TlsServer>, String> {
     use ::aws_lc_rs::digest::{SHA256, digest};
     let digest = digest(&SHA256, key_authorization.as_bytes());
@@ -276,7 +277,7 @@ fn server(name: &str, key_authorization: &str) -> Result<Arc<TlsServer>, String>
     TlsServer::of_challenge(pair, ALPN)
 }
 
-/// The name by which an issuer asks for an address in a handshake (RFC 8738, section 6).
+/// Name by which an issuer asks for an IP address in a handshake (RFC 8738, section 6).
 pub fn name_of_address(address: std::net::IpAddr) -> String {
     match address {
         std::net::IpAddr::V4(address) => {
@@ -291,7 +292,7 @@ pub fn name_of_address(address: std::net::IpAddr) -> String {
     }
 }
 
-/// The address that such a name stands for.
+/// Inverse of [`name_of_address`].
 fn address_of(name: &str) -> Option<String> {
     if let Some(digits) = name.strip_suffix(".in-addr.arpa") {
         let octets: Vec<&str> = digits.rsplit('.').collect();

@@ -1,7 +1,7 @@
-//! What is asked of servers, and how: the client's side of handshakes.
+//! Client side: settings for handshakes with servers.
 //!
-//! Built while a configuration is, as [`TlsServer`](super::TlsServer) is. Locations with the same settings share one,
-//! and with it the sessions that it may resume.
+//! A client is built together with its configuration, as [`TlsServer`](super::TlsServer) is. Locations with the same
+//! settings share one client, and with it the sessions that can be resumed.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -28,55 +28,55 @@ use super::suites;
 use super::verify::Purpose;
 use super::verify_server::Verifier;
 
-/// How many servers' sessions are kept for each set of settings.
+/// Servers whose sessions are kept, for each set of settings.
 const SESSIONS_MAX: usize = 256;
 
-/// With how many certificates of one client they are kept.
+/// Client certificates for which sessions are kept.
 const CERTIFICATES_MAX: usize = 32;
 
-/// See the file's head.
+/// Settings for handshakes with servers.
 pub struct TlsClient {
     config: Arc<ClientConfig>,
-    /// For names that no certificate can have: nothing is resumed that another name was good for.
+    /// Used when the server name cannot be in a certificate. It resumes no sessions, since they may be another name's.
     config_alone: Arc<ClientConfig>,
     identity: [u8; 32],
-    /// A signature with its key takes milliseconds.
+    /// `true` if a signature with its key takes milliseconds.
     signs_slowly: bool,
-    /// Where its certificate comes from if its name has variables.
+    /// Loader of the certificate, if its name has variables.
     named: Option<Named>,
 }
 
-/// What makes a client when the name of its certificate is known.
+/// Parts needed to complete a client once the name of its certificate is known.
 struct Named {
     loader: NamedLoader,
     reuses_sessions: bool,
-    /// Sessions are those of one certificate: of those that were shown last, the latest last.
+    /// Sessions by client certificate, the most recently used last.
     sessions: Mutex<Vec<(Box<[u8]>, Resumption)>>,
 }
 
 impl TlsClient {
-    /// A connection to the server of this name.
+    /// Creates a connection to the server of this name.
     pub(super) fn connection(&self, name: &[u8]) -> Result<UnbufferedClientConnection, TlsFailure> {
         let text = name.to_str().unwrap_or_default();
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
         let (config, name) = match ServerName::try_from(bare.to_owned()) {
             Ok(name) => (&self.config, name),
-            // Servers are told no addresses (RFC 6066, section 3), and no certificate is for this one.
+            // Addresses are not sent as server names (RFC 6066, section 3), and no certificate matches this one.
             Err(_) => (&self.config_alone, no_name()),
         };
         UnbufferedClientConnection::new(Arc::clone(config), name).map_err(TlsFailure::of)
     }
 
-    /// Whether the name of its certificate has variables: handshakes need [`TlsClient::with_certificate`].
+    /// `true` if the name of its certificate has variables: handshakes then need [`TlsClient::with_certificate`].
     pub fn needs_certificate(&self) -> bool {
         self.named.is_some()
     }
 
-    /// The client for one handshake, with the certificate and the key of these names, which are read in a thread pool;
-    /// without any if the name is empty, as with nginx.
+    /// The client for one handshake, with the certificate and key of these names, which are read in a thread pool. An
+    /// empty name means no certificate, as in nginx.
     ///
     /// # Errors
-    /// They cannot be had.
+    /// The certificate or the key cannot be loaded.
     pub async fn with_certificate(&self, certificate: &[u8], key: &[u8]) -> Result<Arc<TlsClient>, NamedFailure> {
         let (mut config, mut config_alone) =
             (ClientConfig::clone(&self.config), ClientConfig::clone(&self.config_alone));
@@ -92,8 +92,8 @@ impl TlsClient {
         Ok(Arc::new(TlsClient { config, config_alone, identity: self.identity, signs_slowly, named: None }))
     }
 
-    /// The client for one handshake that offers these protocols above TLS (ALPN). Of a client that needs a certificate
-    /// take the one that has it.
+    /// The client for one handshake that offers these application protocols (ALPN). If a certificate is needed, call
+    /// this on the result of [`TlsClient::with_certificate`].
     pub fn offering(&self, protocols: Vec<Vec<u8>>) -> Arc<TlsClient> {
         let (mut config, mut config_alone) =
             (ClientConfig::clone(&self.config), ClientConfig::clone(&self.config_alone));
@@ -104,19 +104,19 @@ impl TlsClient {
         Arc::new(TlsClient { config, config_alone, identity, signs_slowly, named: None })
     }
 
-    /// Whether its signatures take so long that no event loop makes them.
+    /// `true` if signatures take too long for an event loop.
     pub(super) fn signs_slowly(&self) -> bool {
         self.signs_slowly
     }
 
-    /// Differs from that of every client that asks for something else.
+    /// Digest of the settings: differs between clients with different settings.
     pub fn identity(&self) -> &[u8; 32] {
         &self.identity
     }
 }
 
 impl Named {
-    /// The sessions of a client that shows this certificate.
+    /// Session store for this client certificate.
     fn resumption(&self, certificate: &[u8]) -> Resumption {
         if !self.reuses_sessions {
             return Resumption::disabled();
@@ -136,12 +136,12 @@ impl Named {
     }
 }
 
-/// Stands for a name that is none.
+/// Placeholder for a server name that is not a valid one.
 pub(super) fn no_name() -> ServerName<'static> {
     ServerName::from(std::net::IpAddr::from([0; 4]))
 }
 
-/// What clients are told apart by.
+/// Settings that distinguish clients.
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
     versions: (bool, bool),
@@ -149,29 +149,29 @@ struct Key {
     flags: [bool; 5],
     verify_depth: u64,
     files: [Vec<u8>; 5],
-    /// Names and values, one after the other.
+    /// Names and values, alternately.
     commands: Vec<Vec<u8>>,
-    /// Where the cache of certificates is, which no two directives share.
+    /// Address of the certificate cache, which two directives never share.
     cache: usize,
 }
 
-/// Makes clients, one for each set of settings.
+/// Creates clients, one for each set of settings.
 pub struct TlsClientLoader {
     prefix: PathBuf,
     clients: HashMap<Key, Arc<TlsClient>>,
 }
 
 impl TlsClientLoader {
-    /// `prefix` is where relative names of files begin that have variables.
+    /// `prefix` is the directory that relative file names with variables are below.
     pub fn new(prefix: PathBuf) -> TlsClientLoader {
         TlsClientLoader { prefix, clients: HashMap::new() }
     }
 
-    /// The client of these settings, which are those of a module whose directives begin with `prefix`. What cannot be
-    /// had, and does no harm, is noted.
+    /// The client of these settings; `prefix` begins the directives of the module they belong to. Harmless faults are
+    /// noted as warnings.
     ///
     /// # Errors
-    /// nginx's messages.
+    /// Errors with nginx's messages.
     pub fn client(
         &mut self,
         settings: &TlsClientSettings,
@@ -292,7 +292,7 @@ fn make(
     Ok(TlsClient { config: Arc::new(config), config_alone, identity: identity.finish(), signs_slowly, named })
 }
 
-/// Where systems keep the authorities that they trust.
+/// Common locations of the system's CA store.
 pub(super) const SYSTEM_STORES: &[&str] = &[
     // Debian, Ubuntu, Arch, Gentoo, Alpine
     "/etc/ssl/certs/ca-certificates.crt",
@@ -316,7 +316,7 @@ fn authorities_of_system(resources: &mut dyn Resources) -> Result<Vec<Certificat
     Err(Diagnostic::emerg(message).hint("install ca-certificates, or name a file by \"ssl_trusted_certificate\""))
 }
 
-/// What directives and commands say together.
+/// Merges directives and commands.
 fn commanded(settings: &TlsClientSettings, notes: &mut Vec<Diagnostic>) -> Result<Commanded, Diagnostic> {
     let mut curves = Setting::default();
     curves.set(BString::from("auto"), None);
@@ -326,7 +326,7 @@ fn commanded(settings: &TlsClientSettings, notes: &mut Vec<Diagnostic>) -> Resul
     Ok(commanded)
 }
 
-/// The certificate that is shown to servers which ask for one, with its key.
+/// Certificate and key that are presented to servers on request.
 fn pair(
     settings: &TlsClientSettings,
     commanded: &Commanded,
@@ -346,8 +346,8 @@ fn pair(
     Ok(Some(CertifiedKey::clone(&pair)))
 }
 
-/// What tells connections apart that were made by different settings, or by the same ones with other files behind
-/// them.
+/// Hash over settings and the files they name. It keeps apart connections that were made with different settings, or
+/// with the same settings after a file changed.
 struct Identity(::aws_lc_rs::digest::Context);
 
 impl Identity {

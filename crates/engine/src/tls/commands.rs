@@ -1,7 +1,7 @@
 //! `ssl_conf_command`, `proxy_ssl_conf_command`: commands of OpenSSL's configuration files
 //! (<https://docs.openssl.org/3.5/man3/SSL_CONF_cmd/#supported-configuration-file-commands>), as far as they have a
-//! counterpart here. They count after the directives and in their order. Others that OpenSSL knows are told to be
-//! without effect, and those that nobody knows are refused.
+//! counterpart here. They apply after the directives, in their order. Other commands of OpenSSL cause a warning that
+//! they have no effect; unknown commands are refused.
 
 use bstr::{BString, ByteSlice};
 use gale_config::{Diagnostic, Setting, Word};
@@ -17,10 +17,10 @@ pub struct Command {
     pub value: Word,
 }
 
-/// Commands whose value is a file's name.
+/// Commands whose value is a file name.
 const OF_FILES: &[&str] = &["certificate", "privatekey"];
 
-/// What OpenSSL knows beside what is carried out here.
+/// Commands of OpenSSL that have no effect here.
 const WITHOUT_EFFECT: &[&str] = &[
     "signaturealgorithms",
     "clientsignaturealgorithms",
@@ -45,7 +45,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "rxcertificatecompression",
 ];
 
-/// Options that OpenSSL knows beside what is carried out here.
+/// Options of OpenSSL that have no effect here.
 const OPTIONS_WITHOUT_EFFECT: &[&str] = &[
     "emptyfragments",
     "bugs",
@@ -76,25 +76,25 @@ const OPTIONS_WITHOUT_EFFECT: &[&str] = &[
 /// Names of versions, the oldest first.
 const VERSIONS: &[&str] = &["SSLv3", "TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"];
 
-/// What the directives say that commands may change, before that and after.
+/// Settings that commands may change: first those of the directives, then the result.
 #[derive(Clone, Default)]
 pub(super) struct Commanded {
     pub versions: Setting<Versions>,
     pub ciphers: Setting<BString>,
-    /// The suites of version 1.3; unset for all.
+    /// Suites of TLSv1.3; unset for all.
     pub suites_13: Setting<BString>,
     pub curves: Setting<BString>,
     pub prefers_own_ciphers: bool,
     pub session_tickets: bool,
-    /// How many tickets a session of version 1.3 gets; none for the library's own number.
+    /// Tickets sent for each TLSv1.3 session; `None` for the library's default.
     pub tickets: Option<usize>,
-    /// In place of all others.
+    /// Replaces all other certificates.
     pub certificate: Option<Word>,
     pub key: Option<Word>,
 }
 
 impl Command {
-    /// Whether its value is a file's name.
+    /// `true` if its value is a file name.
     pub fn is_of_file(&self) -> bool {
         OF_FILES.contains(&&*self.lower_name())
     }
@@ -125,11 +125,11 @@ impl Command {
 }
 
 impl Commanded {
-    /// Carries the commands out. What has no effect is noted.
+    /// Applies the commands. Those without effect are noted.
     ///
     /// # Errors
-    /// OpenSSL's: an unknown command, a value that it cannot have. And that no version is left, which only what all
-    /// directives and commands say together tells.
+    /// OpenSSL's errors: an unknown command or an invalid value; also if directives and commands together leave no
+    /// version enabled.
     pub fn carry_out(&mut self, commands: &[Command], notes: &mut Vec<Diagnostic>) -> Result<(), Diagnostic> {
         for command in commands {
             self.carry_out_one(command, notes)?;
@@ -187,7 +187,7 @@ impl Commanded {
         Ok(())
     }
 
-    /// `Protocol`: versions that are added or, behind a minus sign, taken away.
+    /// Command `Protocol`: adds versions, or removes those after a minus sign.
     fn choose_versions(&mut self, command: &Command) -> Result<(), Diagnostic> {
         let mut versions = *self.versions.get();
         for word in command.value().split(',') {
@@ -221,7 +221,7 @@ impl Commanded {
     }
 }
 
-/// Whether a word is on, as most are, and the word without its sign.
+/// Splits a word into its sign (`true` unless it is a minus sign) and the rest.
 fn signed(word: &str) -> (bool, &str) {
     match (word.strip_prefix('-'), word.strip_prefix('+')) {
         (Some(name), _) => (false, name),

@@ -1,7 +1,7 @@
 //! Compressed certificates (RFC 8879): `ssl_certificate_compression`.
 //!
-//! Chains are compressed when a configuration is read, never by a handshake. The library asks by what it would send;
-//! what is not known then is sent as it is.
+//! Chains are compressed when a configuration is read, never during a handshake. The library looks up the compressed
+//! form by the message it would send; an unknown message is sent uncompressed.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -15,13 +15,13 @@ use rustls::CertificateCompressionAlgorithm;
 use rustls::compress::{CertCompressor, CompressionFailed, CompressionLevel};
 use rustls::pki_types::CertificateDer;
 
-/// A compressed chain, which is known for as long as it is held.
+/// A compressed chain, cached while a reference to it exists.
 pub(super) type Compressed = Arc<[u8]>;
 
-/// By the digest of what is compressed.
+/// Compressed chains, by digest of the uncompressed message.
 static KNOWN: LazyLock<Mutex<HashMap<[u8; 32], Compressed>>> = LazyLock::new(Mutex::default);
 
-/// Gives the library what was compressed before.
+/// Compressor for the library that only returns prepared results.
 pub(super) static PREPARED: &Prepared = &Prepared;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ fn name_of(message: &[u8]) -> [u8; 32] {
     digest(&SHA256, message).as_ref().try_into().expect("a digest's length")
 }
 
-/// Compresses a chain; none if that makes it no shorter.
+/// Compresses a chain; `None` if that does not make it shorter.
 pub(super) fn compress(chain: &[CertificateDer<'_>]) -> Option<Compressed> {
     let message = message_of(chain);
     let name = name_of(&message);
@@ -52,14 +52,13 @@ pub(super) fn compress(chain: &[CertificateDer<'_>]) -> Option<Compressed> {
     encoder.write_all(&message).ok()?;
     let compressed: Compressed = encoder.finish().ok().filter(|compressed| compressed.len() < message.len())?.into();
     let mut known = KNOWN.lock();
-    // What no configuration holds any more is forgotten.
+    // Entries that no configuration references are evicted.
     known.retain(|_, compressed| Arc::strong_count(compressed) > 1);
     known.insert(name, Arc::clone(&compressed));
     Some(compressed)
 }
 
-/// The message `Certificate` of version 1.3 without its header (RFC 8446, section 4.4.2): no context, and no
-/// extensions.
+/// The TLSv1.3 Certificate message without its header (RFC 8446, section 4.4.2), with no context and no extensions.
 fn message_of(chain: &[CertificateDer<'_>]) -> Vec<u8> {
     let length = |bytes: usize| [(bytes >> 16) as u8, (bytes >> 8) as u8, bytes as u8];
     let entries: Vec<u8> =

@@ -1,7 +1,7 @@
-//! Private keys that are encrypted with a password, in both forms that OpenSSL writes: PKCS #8 (RFC 5958, section 3;
-//! RFC 8018), and the older one of PEM (`Proc-Type: 4,ENCRYPTED`, RFC 1421, section 4.6), where MD5 makes the key.
+//! Private keys encrypted with a password, in both forms that OpenSSL writes: PKCS #8 (RFC 5958, section 3; RFC 8018),
+//! and the older PEM form (`Proc-Type: 4,ENCRYPTED`, RFC 1421, section 4.6), which derives the key with MD5.
 //!
-//! As with nginx each password is tried in turn: it is the right one if a key comes out.
+//! As in nginx each password is tried in turn; the right one is the one that yields a key.
 
 use bstr::ByteSlice;
 use cbc::Decryptor;
@@ -12,23 +12,24 @@ use pkcs8::EncryptedPrivateKeyInfoRef;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// What begins a key in the form of PKCS #8, and what ends it.
+/// PEM labels of a PKCS #8 key, encrypted and in the clear.
 const LABEL: &[u8] = b"ENCRYPTED PRIVATE KEY-----";
 const LABEL_IN_THE_CLEAR: &[u8] = b"PRIVATE KEY-----";
 
-/// Says that a section's contents are encrypted.
+/// Header of an encrypted PEM section.
 const PROC_TYPE: &[u8] = b"Proc-Type: 4,ENCRYPTED";
 
-/// How much of the vector salts the password.
+/// Bytes of the initialisation vector that salt the password.
 const SALT_BYTES: usize = 8;
 
-/// Whether the private key in a text of PEM has a password.
+/// `true` if the private key in a PEM text is encrypted.
 pub fn is_encrypted(text: &[u8]) -> bool {
     text.find(LABEL).is_some() || text.find(PROC_TYPE).is_some()
 }
 
-/// The keys that come out with these passwords, the right one among them if there is one: a wrong password may, rarely,
-/// give something of the right form, too. `None` if the text is malformed, or is encrypted in a way that nobody knows.
+/// Decrypts a key with each of these passwords. The result contains the right key if its password is among them;
+/// rarely, a wrong password yields something well-formed, too. `None` if the text is malformed or the encryption
+/// unknown.
 pub fn decrypt<'p>(
     text: &[u8],
     passwords: &'p [Vec<u8>],
@@ -52,7 +53,7 @@ pub fn decrypt<'p>(
 
 /// A key in the older form.
 struct OldForm {
-    /// What is encrypted, as if it were a key.
+    /// Encrypted content, in the type of a key.
     content: PrivateKeyDer<'static>,
     cipher: Cipher,
     vector: Vec<u8>,
@@ -68,7 +69,7 @@ enum Cipher {
 }
 
 impl Cipher {
-    /// As `DEK-Info` calls it.
+    /// The cipher of this name in `DEK-Info`.
     fn named(name: &[u8]) -> Option<Cipher> {
         Some(match name {
             b"AES-128-CBC" => Cipher::Aes128,
@@ -89,7 +90,7 @@ impl Cipher {
         }
     }
 
-    /// What was encrypted in blocks that depend on those before, and filled up to a whole block.
+    /// Decrypts in CBC mode and removes the padding.
     fn decrypt(self, key: &[u8], vector: &[u8], content: &[u8]) -> Option<Vec<u8>> {
         fn run<D: BlockModeDecrypt + KeyIvInit>(key: &[u8], vector: &[u8], content: &[u8]) -> Option<Vec<u8>> {
             D::new_from_slices(key, vector).ok()?.decrypt_padded_vec::<Pkcs7>(content).ok()
@@ -105,7 +106,7 @@ impl Cipher {
 }
 
 impl OldForm {
-    /// Takes the fields out of a text, which PEM's parser does not know.
+    /// Reads the headers, which the PEM parser does not know.
     fn read(text: &[u8]) -> Option<OldForm> {
         const INFO: &[u8] = b"DEK-Info:";
         let start = text.find(PROC_TYPE)?;
@@ -128,7 +129,7 @@ impl OldForm {
         })
     }
 
-    /// What OpenSSL makes of a password (`EVP_BytesToKey` with MD5, once).
+    /// OpenSSL's key derivation (`EVP_BytesToKey` with MD5, one round).
     fn key(&self, password: &[u8]) -> Vec<u8> {
         let (mut key, mut block) = (Vec::new(), Vec::new());
         while key.len() < self.cipher.key_bytes() {
@@ -153,7 +154,7 @@ fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    // Keys of P-256 with the password `secret`, as `openssl ec -aes128 | -des3` and `openssl pkcs8 -topk8` write them.
+    // P-256 keys with the password `secret`, written by `openssl ec -aes128 | -des3` and `openssl pkcs8 -topk8`.
     const OLD_AES: &str = include_str!("../../tests/keys/old-aes128.key");
     const OLD_DES: &str = include_str!("../../tests/keys/old-des3.key");
     const PBES2: &str = include_str!("../../tests/keys/pbes2-sha256.key");
@@ -183,7 +184,7 @@ mod tests {
         for text in [unknown.as_str(), &short, &OLD_AES[..60], "Proc-Type: 4,ENCRYPTED", "ENCRYPTED PRIVATE KEY-----"] {
             assert_eq!(keys(text, &["secret"]), None, "{text}");
         }
-        // A vector that is too short for the cipher.
+        // Vector too short for the cipher.
         let short = OLD_AES.replace("AES-128-CBC,", "AES-128-CBC,00112233445566\nX: ");
         assert_eq!(keys(&short, &["secret"]), None);
         for length in 0..PBES2.len() {

@@ -1,5 +1,5 @@
-//! Why a handshake or a record failed, in the words in which OpenSSL says it, as far as it has some: these are what
-//! people search for.
+//! Why a handshake or a record failed. The words are OpenSSL's where it has some, because administrators search for
+//! these.
 
 use std::fmt;
 use std::io;
@@ -10,24 +10,24 @@ use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerInco
 use super::verify::Fault;
 use crate::traffic::{Shaken, Unverified};
 
-/// See the file's head.
+/// Failure of a handshake or of a record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TlsFailure {
     /// The peer closed the connection.
     Closed,
-    /// The socket failed, as this says.
+    /// The socket failed; the text is the system's.
     Socket(io::ErrorKind, Box<str>),
-    /// A message is too large.
+    /// A message exceeds its limit.
     TooLarge,
-    /// The server has closed the connection and did not say whether it has sent everything.
+    /// The server closed the connection without close_notify, so the data may be truncated.
     CutShort,
-    /// The server's certificate is not good, as this says.
+    /// The server's certificate failed verification.
     BadCertificate(Fault),
-    /// The server's certificate is for other names.
+    /// The server's certificate does not match the name.
     WrongName,
-    /// A session has encrypted as much as its keys may.
+    /// The session's keys have encrypted as much as they may.
     Exhausted,
-    /// What the library says.
+    /// An error of the library.
     Library(Box<Error>),
 }
 
@@ -49,12 +49,12 @@ impl TlsFailure {
         TlsFailure::of(Error::General("an unexpected state".to_owned()))
     }
 
-    /// As the error of a certificate, for the library to return it later.
+    /// Wraps the failure as a certificate error, which the library returns later.
     pub(super) fn of_certificate(self) -> Error {
         Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(std::sync::Arc::new(self))))
     }
 
-    /// What became of the handshake, as figures have it.
+    /// Outcome of the handshake, for metrics.
     pub fn outcome(&self) -> Shaken {
         let TlsFailure::Library(error) = self else { return Shaken::Failed };
         match &**error {
@@ -79,7 +79,7 @@ impl TlsFailure {
         }
     }
 
-    /// Why the server's certificate is not good, if that is the reason.
+    /// Why the server's certificate was rejected, if that is the failure.
     pub fn unverified(&self) -> Option<Unverified> {
         match self {
             TlsFailure::BadCertificate(fault) => Some(fault.reason()),
@@ -88,7 +88,7 @@ impl TlsFailure {
         }
     }
 
-    /// Whether the client is to blame, or its network: nothing that the administrator could do anything about.
+    /// `true` if the client or its network is at fault, so the administrator cannot mend it.
     pub fn is_usual(&self) -> bool {
         match self {
             TlsFailure::Exhausted | TlsFailure::Socket(io::ErrorKind::OutOfMemory, _) => false,
@@ -146,9 +146,9 @@ impl From<TlsFailure> for io::Error {
     }
 }
 
-/// The number and the words of OpenSSL 3.
+/// OpenSSL 3's error number and words.
 fn openssl_words(error: &Error) -> Option<(u32, &'static str)> {
-    /// Of errors of the library for SSL, to which the reason is added.
+    /// Base of the error numbers of OpenSSL's SSL library, to which the reason is added.
     const SSL: u32 = 0x0A00_0000;
     let (reason, words) = match error {
         Error::AlertReceived(alert) => (1000 + u32::from(u8::from(*alert)), alert_words(*alert)?),
@@ -174,7 +174,7 @@ fn openssl_words(error: &Error) -> Option<(u32, &'static str)> {
         },
         Error::InappropriateMessage { .. } | Error::InappropriateHandshakeMessage { .. } => (244, "unexpected message"),
         Error::PeerMisbehaved(PeerMisbehaved::TooManyRenegotiationRequests) => (339, "no renegotiation"),
-        // What a server without a certificate for the name says (`ssl_reject_handshake`).
+        // OpenSSL's error on a server without a certificate for the name (`ssl_reject_handshake`).
         Error::General(text) if text == "no server certificate chain resolved" => (234, "callback failed"),
         _ => return None,
     };

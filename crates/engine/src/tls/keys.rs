@@ -1,5 +1,5 @@
-//! Private keys that Gale makes, and what is written with them: requests for certificates, and certificates that it
-//! signs itself. Making an RSA key takes seconds, so nothing of this belongs on an event loop.
+//! Private keys that Gale generates, and requests and self-signed certificates made with them. Generating an RSA key
+//! takes seconds, so none of this may run on an event loop.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use rcgen::{
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 
-/// Kinds of keys, as `ecdsa:256` and so on name them.
+/// Key type and size, with names such as `ecdsa:256`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum KeyKind {
@@ -33,10 +33,10 @@ const KINDS: &[(&str, KeyKind)] = &[
 ];
 
 impl KeyKind {
-    /// The kind of this name; without a size the smallest. `None` if it names no kind of key at all.
+    /// Parses a kind; a name without size means the smallest. `None` if the name is no key type at all.
     ///
     /// # Errors
-    /// nginx's words for a size that cannot be had.
+    /// nginx's words for an unsupported size.
     pub fn parse(text: &[u8]) -> Option<Result<KeyKind, &'static str>> {
         let unsupported = match text.split(|&byte| byte == b':').next() {
             Some(b"ecdsa") => "unsupported curve",
@@ -53,7 +53,7 @@ impl KeyKind {
         }
     }
 
-    /// Whether a signature takes milliseconds.
+    /// `true` if a signature takes milliseconds.
     pub(super) fn signs_slowly(self) -> bool {
         matches!(self, KeyKind::Rsa3072 | KeyKind::Rsa4096)
     }
@@ -77,28 +77,28 @@ impl fmt::Display for KeyKind {
     }
 }
 
-/// A new key, in PEM (PKCS #8).
+/// Generates a key, in PEM (PKCS #8).
 ///
 /// # Errors
-/// The library's.
+/// Errors of the library.
 pub fn generate_key(kind: KeyKind) -> Result<String, String> {
     kind.generate().map(|key| key.serialize_pem()).map_err(|error| error.to_string())
 }
 
-/// A key of a file, in DER, of whichever form.
+/// Reads the private key of a PEM text in any format, as DER.
 ///
 /// # Errors
-/// There is none.
+/// The text has no private key.
 pub fn private_key_der(pem: &[u8]) -> Result<Vec<u8>, String> {
     let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| format!("no private key in PEM: {error:?}"))?;
     Ok(key.secret_der().to_vec())
 }
 
-/// A request (RFC 2986, in DER) for a certificate of these names and addresses and of this key. With `has_common_name`
-/// the first name is also that of the subject, which is empty otherwise.
+/// Creates a request (RFC 2986, in DER) for a certificate with these names and addresses and this key. With
+/// `has_common_name` the first name is also the subject's common name; otherwise the subject is empty.
 ///
 /// # Errors
-/// A name cannot stand in a certificate, or the key is none.
+/// A name cannot be in a certificate, or the key is invalid.
 pub fn certificate_request(names: &[String], key_pem: &str, has_common_name: bool) -> Result<Vec<u8>, String> {
     let request = || {
         let key = KeyPair::from_pem(key_pem)?;
@@ -107,20 +107,19 @@ pub fn certificate_request(names: &[String], key_pem: &str, has_common_name: boo
     request().map_err(|error: rcgen::Error| error.to_string())
 }
 
-/// A certificate for these names that nobody trusts, and its key behind it, in PEM: what clients get until there is
-/// another.
+/// A self-signed certificate for these names, followed by its key, in PEM. Clients get it until there is a better one.
 ///
 /// # Errors
-/// A name cannot stand in a certificate.
+/// A name cannot be in a certificate.
 pub(super) fn placeholder(names: &[String]) -> Result<String, String> {
     self_signed(names, None).map_err(|error| error.to_string())
 }
 
-/// The certificate that answers the challenge `tls-alpn-01` for a name (RFC 8737, section 3), with its key. `digest` is
-/// that of the key authorization.
+/// The certificate for the challenge `tls-alpn-01` of a name (RFC 8737, section 3), with its key. `digest` is that of
+/// the key authorization.
 ///
 /// # Errors
-/// The name cannot stand in a certificate.
+/// The name cannot be in a certificate.
 pub(super) fn challenge_certificate(name: &str, digest: [u8; 32]) -> Result<String, String> {
     self_signed(&[name.to_owned()], Some(digest)).map_err(|error| error.to_string())
 }
@@ -135,7 +134,7 @@ fn self_signed(names: &[String], challenge: Option<[u8; 32]>) -> Result<String, 
 fn params(names: &[String], has_common_name: bool) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name = DistinguishedName::new();
-    // A common name is 64 characters long at most (RFC 5280, appendix A.1).
+    // A common name has at most 64 characters (RFC 5280, appendix A.1).
     if let (true, Some(first)) = (has_common_name, names.iter().find(|name| name.len() <= 64)) {
         params.distinguished_name.push(DnType::CommonName, first.as_str());
     }
@@ -169,7 +168,7 @@ mod tests {
                 let request = certificate_request(&names, &key, has_common_name).unwrap();
                 let (_, request) = X509CertificationRequest::from_der(&request).unwrap();
                 assert_eq!(request.certification_request_info.subject.to_string(), subject);
-                // The parser knows no signatures with P-521.
+                // The parser does not support signatures with P-521.
                 assert!(kind == KeyKind::Ecdsa521 || request.verify_signature().is_ok());
             }
         }

@@ -1,4 +1,4 @@
-//! The library's connection, of either side. What its states have in common is handled once.
+//! The library's connection, of either side. States that both sides have in common are handled once.
 
 use std::io;
 use std::ops::Deref;
@@ -13,11 +13,11 @@ use smallvec::SmallVec;
 use super::failure::TlsFailure;
 use super::stream::{BATCH_RECORDS, Record, Standing};
 
-/// See the file's head.
+/// Connection of the library.
 pub(super) enum Library {
-    /// Ours is the server's side.
+    /// Gale is the server.
     Server(UnbufferedServerConnection),
-    /// Ours is the client's side.
+    /// Gale is the client.
     Client(UnbufferedClientConnection),
 }
 
@@ -32,41 +32,41 @@ impl Deref for Library {
     }
 }
 
-/// What one step of the session reads and writes.
+/// Input and output of one step of the session.
 pub(super) struct Step<'s> {
-    /// What is decrypted, behind what the reader has taken.
+    /// Decrypted bytes that the reader has not taken yet.
     pub plain: &'s mut Buffer,
     pub outgoing: &'s mut Output,
     pub records: &'s mut SmallVec<[Record; BATCH_RECORDS]>,
     pub is_ended: &'s mut bool,
-    /// Something of what was decrypted came before the end of the handshake.
+    /// `true` if some of the decrypted bytes are early data.
     pub has_early: &'s mut bool,
 }
 
-/// What a step has done.
+/// Result of a step.
 pub(super) struct Stepped {
-    /// So much of what has come was used.
+    /// Received bytes that were consumed.
     pub discard: usize,
-    /// What the session waits for; `None` if it goes on.
+    /// State in which the session waits; `None` if another step follows.
     pub standing: Option<Standing>,
-    /// So much went to the reader.
+    /// Bytes delivered to the reader.
     pub delivered: usize,
 }
 
-/// A step that failed, and how much of what has come the session is done with.
+/// Received bytes that were consumed, and why the step failed.
 pub(super) type StepFailed = (usize, TlsFailure);
 
-/// What the session is to write.
+/// Data for the session to send.
 #[derive(Clone, Copy)]
 pub(super) enum Writing<'p> {
-    /// These bytes, encrypted.
+    /// Application data, to be encrypted.
     Plain(&'p [u8]),
-    /// That nothing more comes.
+    /// The alert close_notify.
     CloseNotify,
 }
 
 impl Library {
-    /// Has the session look at what has come.
+    /// Processes received bytes.
     pub fn step(
         &mut self,
         incoming: &mut [u8],
@@ -90,11 +90,11 @@ impl Library {
         }
     }
 
-    /// Has the session look at what has come, on a thread where that may take long: the steps up to the one in which it
-    /// signs, for a client says something before that. Says how much of what has come was used; what is to be sent goes
-    /// to `encoded`. The steps behind these are quick ones.
+    /// Processes received bytes on a thread that may block, up to and including the step that signs; a client sends
+    /// something before that. Returns how many received bytes were consumed and appends the bytes to send to `encoded`.
+    /// The later steps are quick.
     pub fn step_slowly(&mut self, incoming: &mut [u8], encoded: &mut Vec<u8>) -> Result<usize, StepFailed> {
-        /// Whether the session may have more to do.
+        /// Returns `true` if the session may have more to do.
         fn step<Data>(
             status: UnbufferedStatus<'_, '_, Data>,
             encoded: &mut Vec<u8>,
@@ -109,7 +109,7 @@ impl Library {
                     data.done();
                     true
                 }
-                // It is there in the next step, too.
+                // The next step returns it again.
                 _ => false,
             });
             (discard, goes_on)
@@ -129,7 +129,7 @@ impl Library {
         }
     }
 
-    /// What the session has to tell its peer after a failure; `None` if it has nothing to say.
+    /// Encodes the alert for the peer after a failure; `None` if there is none.
     pub fn encode_alert(&mut self, incoming: &mut [u8], alert: &mut [u8]) -> Option<usize> {
         fn encode<Data>(status: UnbufferedStatus<'_, '_, Data>, alert: &mut [u8]) -> Option<usize> {
             let Ok(ConnectionState::EncodeTlsData(mut data)) = status.state else { return None };
@@ -141,8 +141,8 @@ impl Library {
         }
     }
 
-    /// Has the session, which has looked at all that has come, write something of about this size. Also says how much
-    /// of what has come was used.
+    /// Encodes data into a lease of about this size. All received bytes must have been processed. Also returns how many
+    /// received bytes were consumed.
     pub fn write(&mut self, incoming: &mut [u8], size: usize, writing: Writing<'_>) -> io::Result<(usize, Lease)> {
         match self {
             Library::Server(library) => write(library.process_tls_records(incoming), size, writing),
@@ -166,7 +166,7 @@ fn write<Data>(
     };
     let mut record = Lease::new(size)?;
     let count = match encrypt(&mut traffic, &mut record) {
-        // An answer to a change of keys goes first.
+        // A response to a KeyUpdate is sent first.
         Err(EncryptError::InsufficientSize(error)) => {
             record = Lease::new(error.required_size)?;
             encrypt(&mut traffic, &mut record)
@@ -178,7 +178,7 @@ fn write<Data>(
     Ok((discard, record))
 }
 
-/// What is to be sent, behind what `encoded` has already.
+/// Appends the bytes to send to `encoded`.
 fn encode<Data>(mut data: EncodeTlsData<'_, Data>, encoded: &mut Vec<u8>) {
     let begin = encoded.len();
     loop {
@@ -223,7 +223,7 @@ impl Step<'_> {
                         into.append(now).map_err(TlsFailure::of_socket).map_err(failed)?;
                         delivered += now.len();
                         payload = later;
-                        // One of nothing is not the end.
+                        // An empty record is not the end.
                         if delivered == 0 {
                             *reader = Some((into, max));
                         }

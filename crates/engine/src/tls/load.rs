@@ -1,4 +1,4 @@
-//! Certificates and keys out of PEM. Messages are nginx's with OpenSSL's words inside.
+//! Certificates and keys from PEM. Messages are nginx's, with OpenSSL's words inside.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use x509_parser::public_key::PublicKey;
 use super::encrypted_key;
 use super::verify::Purpose;
 
-/// Where PEM comes from: nginx's words for where an error was found.
+/// OpenSSL's error for a text without a PEM section of the wanted kind.
 const NO_START_LINE: &str = "error:0480006C:PEM routines::no start line";
 
 /// `anyExtendedKeyUsage`
@@ -24,13 +24,13 @@ const ANY_PURPOSE: &[u8] = b"\x06\x04\x55\x1d\x25\x00";
 
 const UNSUPPORTED: &str = "error:1E08010C:DECODER routines::unsupported";
 
-/// RSA keys of so many bits sign in less than a millisecond.
+/// Longest RSA key that signs in less than a millisecond.
 const QUICK_RSA_BITS_MAX: usize = 2048;
 
-/// Longest line of a file with passwords, as with nginx.
+/// Longest line of a password file, as in nginx.
 const PASSWORD_BYTES_MAX: usize = 4096;
 
-/// Why a file could not be read, as OpenSSL says it.
+/// Error of a file that cannot be read, in OpenSSL's words.
 pub fn unreadable(path: &str, error: &io::Error) -> String {
     let (code, text) = match error.raw_os_error() {
         Some(code) => (code as u32, OsErrorText(error).to_string()),
@@ -46,14 +46,14 @@ pub fn unreadable(path: &str, error: &io::Error) -> String {
     format!("BIO_new_file() failed (SSL: error:8{code:07X}:system library::{text}:calling fopen({path}, r) {reason})")
 }
 
-/// The certificates of a chain, the server's own first.
+/// Reads a certificate chain, the server's own certificate first.
 pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let wrong = |why: &str| format!("PEM_read_bio_X509_AUX() failed (SSL: {why})");
     let mut found = Vec::new();
     for item in sections(text) {
         match item {
             Ok((SectionKind::Certificate, der)) => found.push(CertificateDer::from(split_trusted(&der).0.to_vec())),
-            // Keys stand in the same file, sometimes.
+            // Keys may be in the same file.
             Ok(_) => {}
             Err(error) => return Err(wrong(&error)),
         }
@@ -64,7 +64,7 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String>
     }
 }
 
-/// Certificates of authorities.
+/// Reads CA certificates that are trusted for this purpose.
 pub fn authorities(text: &[u8], purpose: Purpose) -> Result<Vec<CertificateDer<'static>>, String> {
     let wrong = |why: &str| format!("PEM_read_bio_X509_AUX() failed (SSL: {why})");
     let mut found = Vec::new();
@@ -86,7 +86,7 @@ pub fn authorities(text: &[u8], purpose: Purpose) -> Result<Vec<CertificateDer<'
     }
 }
 
-/// Lists of revoked certificates.
+/// Reads certificate revocation lists.
 pub fn revocations(text: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
     let wrong = |why: &str| format!("PEM_read_bio_X509_CRL() failed (SSL: {why})");
     let mut found = Vec::new();
@@ -103,10 +103,10 @@ pub fn revocations(text: &[u8]) -> Result<Vec<CertificateRevocationListDer<'stat
     }
 }
 
-/// Whether a file has parameters of DHE, in OpenSSL's words.
+/// Checks that a file contains DHE parameters.
 ///
 /// # Errors
-/// It has none.
+/// It does not; in OpenSSL's words.
 pub fn dh_parameters(text: &[u8]) -> Result<(), String> {
     match text.contains_str("DH PARAMETERS-----") {
         true => Ok(()),
@@ -115,14 +115,14 @@ pub fn dh_parameters(text: &[u8]) -> Result<(), String> {
 }
 
 fn sections(text: &[u8]) -> impl Iterator<Item = Result<(SectionKind, Vec<u8>), String>> {
-    // OpenSSL's other names for the same.
+    // OpenSSL's older labels.
     let plain = text.replace("TRUSTED CERTIFICATE-----", "CERTIFICATE-----");
     let plain = plain.replace("X509 CERTIFICATE-----", "CERTIFICATE-----");
     let items: Vec<_> = <(SectionKind, Vec<u8>)>::pem_slice_iter(&plain).collect();
     items.into_iter().map(|item| item.map_err(|error| pem_words(&error)))
 }
 
-/// A certificate without what OpenSSL writes behind it (`openssl x509 -trustout`), and that.
+/// Splits a certificate from the trust settings that OpenSSL appends (`openssl x509 -trustout`).
 fn split_trusted(der: &[u8]) -> (&[u8], &[u8]) {
     match X509Certificate::from_der(der) {
         Ok((trust, _)) => der.split_at(der.len() - trust.len()),
@@ -130,7 +130,7 @@ fn split_trusted(der: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Whether a certificate is trusted for this purpose: for every one if nothing says which.
+/// `true` if a certificate is trusted for this purpose; without trust settings it is trusted for all.
 fn is_trusted_for(trust: &[u8], purpose: Purpose) -> bool {
     const SEQUENCE: Tag = Tag::Sequence;
     const REJECTED: Tag = Tag(0);
@@ -161,7 +161,7 @@ fn pem_words(error: &pem::Error) -> String {
     }
 }
 
-/// A private key; one with a password opens with one of these.
+/// Reads a private key, decrypting it with one of these passwords if needed.
 pub fn private_key(text: &[u8], passwords: &[Vec<u8>]) -> Result<Arc<dyn SigningKey>, String> {
     let wrong = |why: &str| format!("PEM_read_bio_PrivateKey() failed (SSL: {why})");
     if encrypted_key::is_encrypted(text) {
@@ -180,10 +180,10 @@ pub fn private_key(text: &[u8], passwords: &[Vec<u8>]) -> Result<Arc<dyn Signing
     sign::any_supported_type(&der).map_err(|_| wrong(UNSUPPORTED))
 }
 
-/// Passwords out of a file, one a line. As with nginx an empty file stands for an empty one.
+/// Reads a password file, one password a line. As in nginx an empty file means the empty password.
 ///
 /// # Errors
-/// A line is too long: nginx's words behind it.
+/// A line is too long, in nginx's words.
 pub fn passwords(text: &[u8]) -> Result<Vec<Vec<u8>>, &'static str> {
     let lines = text.split_str("\n").map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     let mut passwords: Vec<Vec<u8>> = lines.filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect();
@@ -196,17 +196,17 @@ pub fn passwords(text: &[u8]) -> Result<Vec<Vec<u8>>, &'static str> {
     Ok(passwords)
 }
 
-/// Whether signing with the key of a certificate takes milliseconds: RSA with more than 2048 bits.
+/// `true` if signing with the key of a certificate takes milliseconds: RSA with more than 2048 bits.
 pub fn signs_slowly(pair: &CertifiedKey) -> bool {
     let Some(own) = pair.cert.first() else { return false };
     let Ok((_, parsed)) = X509Certificate::from_der(own) else { return false };
     matches!(parsed.public_key().parsed(), Ok(PublicKey::RSA(key)) if key.key_size() > QUICK_RSA_BITS_MAX)
 }
 
-/// A chain with the key of its first certificate.
+/// Combines a chain with the key of its first certificate.
 ///
 /// # Errors
-/// The key is another one's.
+/// The key does not match the certificate.
 pub fn pair(
     chain: Vec<CertificateDer<'static>>,
     key: Arc<dyn SigningKey>,
@@ -214,7 +214,7 @@ pub fn pair(
 ) -> Result<Arc<CertifiedKey>, String> {
     let wrong = |why: &str| format!("SSL_CTX_use_certificate(\"{name}\") failed (SSL: {why})");
     let own = chain.first().ok_or_else(|| wrong(NO_START_LINE))?;
-    // The library's own check takes certificates of version 3 alone.
+    // The library's own check only accepts certificates of version 3.
     let (_, parsed) = X509Certificate::from_der(own)
         .map_err(|_| wrong("error:0688010A:asn1 encoding routines::nested asn1 error"))?;
     match key.public_key() {

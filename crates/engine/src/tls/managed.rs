@@ -5,8 +5,8 @@
 //!   service ─► `set` ─► every handshake that begins from then on, and the file
 //! ```
 //!
-//! There is one for a file in a process, whichever configurations have it: a reload keeps what clients get. It is read
-//! in a thread pool, when somebody asks for it first.
+//! Each file has one object in the process, shared by all configurations, so a reload keeps the current certificate.
+//! The file is read in a thread pool at the first use.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,10 +32,10 @@ use super::load;
 use super::staple::Stapled;
 use super::verify_server::is_for;
 
-/// How many files of a state directory are looked at for an earlier certificate.
+/// Files of a state directory that are searched for an earlier certificate.
 const EARLIER_FILES_MAX: usize = 10_000;
 
-/// What is asked of an issuer: it tells certificates apart.
+/// Parameters of the certificate; they also identify it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Wanted {
     /// The issuer's name in the configuration.
@@ -44,44 +44,44 @@ pub struct Wanted {
     pub names: Vec<String>,
     /// The kind of its key.
     pub key: KeyKind,
-    /// Where certificates and keys are kept; only in memory without.
+    /// Directory of certificates and keys; without one they are only kept in memory.
     pub directory: Option<PathBuf>,
 }
 
-/// See the file's head.
+/// Certificate that a service obtains and renews.
 pub struct ManagedCertificate {
     wanted: Wanted,
     current: ArcSwapOption<Current>,
-    /// One thread reads it, and notes why it could not.
+    /// Lock of the loading thread, with the last error that it noted.
     loading: Mutex<Option<String>>,
 }
 
-/// What clients get.
+/// Certificate that clients get.
 pub struct Current {
     pair: Arc<CertifiedKey>,
-    /// Where it is from.
+    /// Origin of the certificate.
     pub origin: Origin,
-    /// Since when it is valid, in seconds since 1970.
+    /// Start of validity, in seconds since 1970.
     pub not_before: u64,
-    /// Until when.
+    /// End of validity, in seconds since 1970.
     pub not_after: u64,
-    /// What renewal information goes by (RFC 9773, section 4.1); empty where the certificate does not say.
+    /// Identifier for renewal information (RFC 9773, section 4.1); empty if the certificate does not contain it.
     pub renewal_id: String,
     chain: String,
     key: String,
-    /// The chain for clients that take it compressed: known to handshakes as long as it is held.
+    /// The compressed chain, cached for handshakes while it is referenced.
     _compressed: Option<Compressed>,
     stapled: ArcSwapOption<Stapled>,
 }
 
-/// Where a certificate is from.
+/// Origin of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// An issuer has made it, for these very names.
+    /// Issued for exactly these names.
     Issuer,
-    /// An issuer has made it, for the first of the names.
+    /// Issued earlier, for the first of the names.
     Earlier,
-    /// Gale: no client trusts it.
+    /// Self-signed; no client trusts it.
     SelfSigned,
 }
 
@@ -90,7 +90,7 @@ type Known = HashMap<Wanted, Weak<ManagedCertificate>>;
 static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
 impl ManagedCertificate {
-    /// The one that this process has, or a new one.
+    /// Returns this process's object for these parameters, or a new one.
     pub fn of(wanted: Wanted) -> Arc<ManagedCertificate> {
         let mut known = KNOWN.lock();
         if let Some(known) = known.get(&wanted).and_then(Weak::upgrade) {
@@ -103,25 +103,25 @@ impl ManagedCertificate {
         made
     }
 
-    /// What it is.
+    /// Parameters of the certificate.
     pub fn wanted(&self) -> &Wanted {
         &self.wanted
     }
 
-    /// The name for messages.
+    /// Name for messages.
     pub fn name(&self) -> &str {
         self.wanted.names.first().map_or("", String::as_str)
     }
 
-    /// What clients get; `None` until it was [loaded](ManagedCertificate::load).
+    /// Certificate that clients get; `None` before it is [loaded](ManagedCertificate::load).
     pub fn current(&self) -> Option<Arc<Current>> {
         self.current.load_full()
     }
 
-    /// What clients get, read from disk if nobody has asked before.
+    /// Certificate that clients get, read from disk at the first call.
     ///
     /// # Errors
-    /// Not even a certificate of Gale's own can be made, or the thread pool is full.
+    /// Not even a self-signed certificate can be made, or the thread pool is full.
     pub async fn load(self: &Arc<Self>) -> Result<Arc<Current>, String> {
         match self.current() {
             Some(current) => Ok(current),
@@ -129,7 +129,7 @@ impl ManagedCertificate {
         }
     }
 
-    /// Reads it from disk again: another process may have renewed it.
+    /// Reads the certificate from disk again, because another process may have renewed it.
     ///
     /// # Errors
     /// As [`ManagedCertificate::load`].
@@ -164,15 +164,16 @@ impl ManagedCertificate {
         default_pool().run(load).await.map_err(|error| error.to_string())?
     }
 
-    /// Why the file that is there could not be used; told once.
+    /// Why the existing file could not be used; returned once.
     pub fn take_problem(&self) -> Option<String> {
         self.loading.lock().take()
     }
 
-    /// Has clients get this chain with this key from now on, and keeps both. Blocks while it writes.
+    /// Replaces the certificate that clients get with this chain and key, and stores both. Blocks while it writes.
     ///
     /// # Errors
-    /// The chain is none, or is for other names or another key, or is not valid now. Clients get what they got before.
+    /// The chain is malformed, is for other names or another key, or is not valid now. Clients keep the previous
+    /// certificate.
     pub fn set(&self, chain: &[u8], key: &str) -> Result<(Arc<Current>, io::Result<()>), String> {
         let current = Arc::new(self.parse(chain, key.as_bytes(), Origin::Issuer)?);
         let now = wall_seconds();
@@ -188,7 +189,7 @@ impl ManagedCertificate {
         Ok((current, written))
     }
 
-    /// The file in the state directory: a name that people find, and what tells it apart.
+    /// File in the state directory: a readable name and a hash that makes it unique.
     fn path(&self) -> Option<PathBuf> {
         use ::aws_lc_rs::digest::{SHA256, digest};
         let directory = self.wanted.directory.as_ref()?;
@@ -235,7 +236,7 @@ impl ManagedCertificate {
         })
     }
 
-    /// What clients get until there is a certificate: an earlier one for the same first name, if that is still good.
+    /// Certificate until one is issued: a valid earlier one with the same first name, else a self-signed one.
     fn stand_in(&self) -> Result<Current, String> {
         if let Some(earlier) = self.earlier() {
             return Ok(earlier);
@@ -259,27 +260,27 @@ impl ManagedCertificate {
 }
 
 impl Current {
-    /// Whether it is what was wanted.
+    /// `true` if it was issued for exactly the wanted names.
     pub fn is_issued(&self) -> bool {
         self.origin == Origin::Issuer
     }
 
-    /// Clients of servers that staple get this response with it, until this time.
+    /// Sets the OCSP response for servers that staple, and the end of its validity.
     pub(super) fn staple(&self, response: Vec<u8>, valid_until: u64) {
         self.stapled.store(Some(Arc::new(Stapled::new(&self.pair, response, valid_until))));
     }
 
-    /// Until when there is a response; none if there is none.
+    /// End of validity of the OCSP response, if there is one.
     pub(super) fn stapled_until(&self) -> Option<u64> {
         self.stapled.load().as_ref().map(|stapled| stapled.valid_until)
     }
 
-    /// The certificate, with a response while that is good.
+    /// The certificate, with the OCSP response while that is valid.
     pub(super) fn stapled_pair(&self) -> Arc<CertifiedKey> {
         self.stapled.load().as_ref().and_then(|stapled| stapled.pair()).unwrap_or_else(|| Arc::clone(&self.pair))
     }
 
-    /// The chain, its own certificate first.
+    /// The chain, the leaf certificate first.
     pub(super) fn certificates(&self) -> &[CertificateDer<'static>] {
         &self.pair.cert
     }
@@ -307,14 +308,14 @@ impl ResolvesServerCert for ManagedCertificate {
     }
 }
 
-/// Whether a certificate has this name or address.
+/// `true` if a certificate has this name or address.
 fn is_named(certificate: &CertificateDer<'_>, name: &str) -> bool {
-    // A wildcard is good for what it stands for.
+    // Any label matches a wildcard.
     let name = name.replacen('*', "any", 1);
     ServerName::try_from(name).is_ok_and(|name| is_for(certificate, &name))
 }
 
-/// The key alone out of a text that may have certificates, too.
+/// The key from a text that may also contain certificates.
 fn key_part(text: &[u8]) -> Result<String, String> {
     let text = std::str::from_utf8(text).map_err(|error| error.to_string())?;
     let is_key = |line: &str| line.contains("PRIVATE KEY-----");
@@ -332,10 +333,10 @@ fn key_part(text: &[u8]) -> Result<String, String> {
     Ok(part)
 }
 
-/// Writes a file that only its owner may read, whole or not at all: whoever reads it sees the earlier one or this one,
+/// Writes a file that only its owner may read. The write is atomic: readers see the earlier contents or the new ones,
 /// also after a crash.
 ///
-/// # Errors
+/// Errors of the file system; the earlier file is unchanged.
 /// The file system's. The earlier file is as it was.
 pub fn write_atomically(path: &Path, contents: &[u8]) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
@@ -361,7 +362,7 @@ mod tests {
         Wanted { issuer: "one".to_owned(), names, key: KeyKind::Ecdsa256, directory: Some(directory.to_owned()) }
     }
 
-    /// A certificate until this year, and its key.
+    /// A certificate that is valid until this year, and its key.
     fn issued(names: &[&str], until: i32) -> (String, String) {
         let key = rcgen::KeyPair::generate().unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
@@ -399,7 +400,7 @@ mod tests {
         let again = own.read(&path, Origin::Issuer).unwrap();
         assert_eq!((again.chain(), again.key()), (current.chain(), current.key()));
 
-        // With another name more the earlier one is better than none.
+        // With one more name the earlier certificate is better than none.
         let more = ManagedCertificate::of(wanted(&directory, &["a.example", "b.example"]));
         let stand_in = more.stand_in().unwrap();
         assert!(stand_in.origin == Origin::Earlier && stand_in.chain() == current.chain());

@@ -1,32 +1,32 @@
-//! TLS. Nothing outside of this folder knows the library that speaks it (rustls).
+//! TLS. Only this folder uses the TLS library (rustls); the rest of the program does not know it.
 //!
 //! ```text
-//! settings   what `ssl_…` directives say of a server
-//! server     a server's certificates, keys and rules, ready for handshakes
-//! load       certificates and keys out of PEM
-//! encrypted_key  keys with a password
-//! named      certificates whose names have variables
-//! managed    certificates that a service obtains and renews
-//! accepting  a client's handshake, as every protocol has it
-//! challenges  what issuers of certificates are told when they ask who is there
-//! keys       keys that Gale makes, and what is written with them
-//! compression  compressed certificates
-//! commands   what commands for OpenSSL mean here
-//! suites     OpenSSL's names of cipher suites, groups and versions
-//! syslog_tls  logs that go to a syslog server over TLS
-//! staple     certificates with what responders say of them
-//! tickets    sessions that clients come back with
-//! verify     certificates of clients
-//! verify_server  certificates of servers
-//! client     what is asked of servers, and how
-//! blocking   the same for threads that may wait
-//! library    the library's connection, of either side
-//! stream     a connection: records over a socket
-//! ocsp       what responders say of certificates
-//! offered    what clients offer, as text
-//! random     random numbers, ready in time
-//! certificate  what a certificate says of its owner
-//! failure    why a handshake failed, in OpenSSL's words
+//!   settings       `ssl_…` directives of a server
+//!   server         certificates, keys and rules of a server, ready for handshakes
+//!   load           certificates and keys from PEM
+//!   encrypted_key  keys with a password
+//!   named          certificates whose file names have variables
+//!   managed        certificates that a service obtains and renews
+//!   accepting      server side of a handshake, shared by all protocols
+//!   challenges     answers to the challenges of certificate issuers
+//!   keys           generated keys, CSRs and certificates
+//!   compression    compressed certificates
+//!   commands       OpenSSL commands (`ssl_conf_command`)
+//!   suites         OpenSSL's names of cipher suites, groups and versions
+//!   syslog_tls     syslog over TLS
+//!   staple         certificates with stapled OCSP responses
+//!   tickets        session resumption
+//!   verify         verification of client certificates
+//!   verify_server  verification of server certificates
+//!   client         client side: settings for handshakes with servers
+//!   blocking       the same for threads that may block
+//!   library        the library's connection, of either side
+//!   stream         a connection: records over a socket
+//!   ocsp           OCSP: certificate status
+//!   offered        the client's offer, as text
+//!   random         random numbers, prefetched
+//!   certificate    fields of a certificate
+//!   failure        handshake failures, in OpenSSL's words
 //! ```
 
 pub mod accepting;

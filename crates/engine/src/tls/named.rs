@@ -1,7 +1,7 @@
-//! Certificates whose names have variables: which one a client gets, or a server, is known with the connection only.
+//! Certificates whose file names have variables, so that they are known only with the connection to a client or server.
 //!
-//! They are read in a thread pool. `ssl_certificate_cache` keeps what was read; without it every handshake reads
-//! again, as with nginx. The worker process reads them, so its user has to be able to.
+//! They are read in a thread pool by the worker process, whose user needs access to them. `ssl_certificate_cache`
+//! caches them; without it each handshake reads them again, as in nginx.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -19,22 +19,22 @@ use rustls::sign::{CertifiedKey, SigningKey};
 
 use super::{encrypted_key, load};
 
-/// Longest file that is read for a handshake: a chain is some ten thousand bytes long.
+/// Longest file that is read for a handshake; a chain has some ten thousand bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Passwords of keys.
+/// Passwords of private keys.
 pub(super) type Passwords = Arc<[Vec<u8>]>;
 
-/// How names become certificates.
+/// Loads certificates by name.
 #[derive(Clone)]
 pub(super) struct NamedLoader {
-    /// Where relative names begin.
+    /// Directory that relative names are below.
     pub prefix: PathBuf,
     pub passwords: Passwords,
     pub cache: Option<Arc<CertificateCache>>,
 }
 
-/// Why there is no certificate, in nginx's words.
+/// Why a certificate could not be loaded, in nginx's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedFailure(String);
 
@@ -51,14 +51,14 @@ impl NamedFailure {
 }
 
 impl NamedLoader {
-    /// The certificate and the key of these names, or of `data:…`.
+    /// Loads the certificate and the key of these names, or of `data:…`.
     pub async fn pair(&self, certificate: &[u8], key: &[u8]) -> Result<Arc<CertifiedKey>, NamedFailure> {
         let failed = |what: &str, name: &[u8], why: String| {
             NamedFailure(format!("cannot load {what} \"{}\": {why}", BStr::new(name)))
         };
         let chain = self.load(Kind::Chain, certificate).await.map_err(|why| failed("certificate", certificate, why))?;
         let private = self.load(Kind::Key, key).await.map_err(|why| failed("certificate key", key, why))?;
-        // As with nginx a key with a password is not kept, and so is not the certificate that goes with it.
+        // As in nginx a key with a password is not cached, nor is its certificate.
         if let Some(cache) = self.cache.as_ref().filter(|_| !private.has_password) {
             for (kind, name, read) in [(Kind::Chain, certificate, &chain), (Kind::Key, key, &private)] {
                 if let Some(read_at) = read.read_at {
@@ -101,11 +101,11 @@ impl NamedLoader {
     }
 }
 
-/// A certificate or a key.
+/// A certificate or a key that was loaded.
 struct Read {
     loaded: Loaded,
     has_password: bool,
-    /// None for one that was kept.
+    /// `None` if it came from the cache.
     read_at: Option<Moment>,
 }
 
@@ -129,8 +129,8 @@ enum Loaded {
 
 type Key = (Kind, Vec<u8>);
 
-/// What `ssl_certificate_cache` keeps: certificates and keys, each one counted. All that inherit the directive share
-/// it, and all event loops.
+/// Cache of `ssl_certificate_cache`. Certificates and keys are counted separately. All levels that inherit the
+/// directive, and all event loops, share it.
 pub struct CertificateCache {
     items_max: usize,
     inactive: Duration,
@@ -141,7 +141,7 @@ pub struct CertificateCache {
 #[derive(Default)]
 struct Items {
     by_key: HashMap<Key, Item>,
-    /// By when they were asked for last.
+    /// Keys in order of last use.
     by_use: BTreeMap<u64, Key>,
     uses: u64,
 }
@@ -154,8 +154,8 @@ struct Item {
 }
 
 impl CertificateCache {
-    /// For so many items, which are forgotten when nobody has asked for them for `inactive`, and read again when they
-    /// were read `valid` ago.
+    /// Creates a cache for `items_max` items. An item is evicted when unused for `inactive`, and read again `valid`
+    /// after it was read.
     pub fn new(items_max: usize, inactive: Duration, valid: Duration) -> CertificateCache {
         CertificateCache { items_max, inactive, valid, items: Mutex::default() }
     }
@@ -220,12 +220,12 @@ mod tests {
         assert!(has("a", at(2)));
         insert("c", at(3));
         assert_eq!([has("a", at(4)), has("b", at(4)), has("c", at(4))], [true, false, true]);
-        // What is asked for often is read again all the same.
+        // Frequent use does not prolong validity.
         for seconds in (4..60).step_by(8) {
             assert!(has("a", at(seconds)));
         }
         assert!(has("a", at(60)) && !has("a", at(61)));
-        // "c" was not asked for meanwhile.
+        // "c" was not used meanwhile.
         assert!(!has("c", at(61)));
         insert("d", at(62));
         assert_eq!(cache.items.lock().by_key.len(), 2);

@@ -1,17 +1,16 @@
-//! What a client's first message offers, as text: `$ssl_ciphers`, `$ssl_curves`, `$ssl_sigalgs`, and a fingerprint of
-//! it.
+//! Offer of a client's first message, as text: `$ssl_ciphers`, `$ssl_curves`, `$ssl_sigalgs`, and the JA4 fingerprint.
 //!
-//! Names are OpenSSL's; numbers that have none are written in hexadecimal digits, as nginx does.
+//! Names are OpenSSL's; numbers without a name are written in hexadecimal digits, as in nginx.
 
 use std::fmt::Write;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use gale_protocol::client_hello::{ALPN, ClientHello, SERVER_NAME};
 
-/// The variables that are made here. Where a configuration mentions one, connections keep the first message.
+/// Variables of this file. If a configuration mentions one, connections keep the first message.
 pub const VARIABLES: [&str; 4] = ["ssl_ciphers", "ssl_curves", "ssl_sigalgs", "ssl_ja4"];
 
-/// OpenSSL's names of cipher suites (`openssl ciphers -V ALL:COMPLEMENTOFALL`), by their numbers
+/// OpenSSL's names of cipher suites (`openssl ciphers -V ALL:COMPLEMENTOFALL`), by number
 /// (<https://www.iana.org/assignments/tls-parameters/>).
 static CIPHERS: &[(u16, &str)] = &[
     (0x0001, "NULL-MD5"),
@@ -174,7 +173,7 @@ static CIPHERS: &[(u16, &str)] = &[
     (0xccae, "RSA-PSK-CHACHA20-POLY1305"),
 ];
 
-/// OpenSSL's names of groups, by their numbers.
+/// OpenSSL's names of groups, by number.
 static GROUPS: &[(u16, &str)] = &[
     (0x0015, "secp224r1"),
     (0x0016, "secp256k1"),
@@ -199,7 +198,7 @@ static GROUPS: &[(u16, &str)] = &[
     (0x11ed, "SecP384r1MLKEM1024"),
 ];
 
-/// Names of signature schemes (RFC 8446, section 4.2.3), as OpenSSL has them.
+/// OpenSSL's names of signature schemes (RFC 8446, section 4.2.3), by number.
 static SIGNATURE_SCHEMES: &[(u16, &str)] = &[
     (0x0201, "rsa_pkcs1_sha1"),
     (0x0203, "ecdsa_sha1"),
@@ -222,10 +221,10 @@ static SIGNATURE_SCHEMES: &[(u16, &str)] = &[
     (0x0906, "mldsa87"),
 ];
 
-/// What JA4 calls the versions of TLS, the newest first.
+/// JA4's names of TLS versions, newest first.
 const VERSIONS: &[(u16, &str)] = &[(0x304, "13"), (0x303, "12"), (0x302, "11"), (0x301, "10"), (0x300, "s3")];
 
-/// In JA4, in place of a digest of nothing.
+/// JA4's placeholder for the digest of an empty list.
 const NOTHING: &str = "000000000000";
 
 /// `$ssl_ciphers`
@@ -252,7 +251,7 @@ fn names(numbers: impl Iterator<Item = u16>, known: &[(u16, &str)]) -> String {
         match known.binary_search_by_key(&number, |(own, _)| *own) {
             Ok(place) => text.push_str(known[place].1),
             Err(_) => {
-                // A string takes everything.
+                // Writing to a string cannot fail.
                 let _ = write!(text, "0x{number:04x}");
             }
         }
@@ -260,7 +259,7 @@ fn names(numbers: impl Iterator<Item = u16>, known: &[(u16, &str)]) -> String {
     text
 }
 
-/// `$ssl_ja4`: the fingerprint JA4 of a client that comes over TCP
+/// `$ssl_ja4`: JA4 fingerprint of a client over TCP
 /// (<https://github.com/FoxIO-LLC/ja4/blob/main/technical_details/JA4.md>).
 pub fn ja4(hello: &ClientHello<'_>) -> String {
     let is_real = |number: &u16| !is_grease(*number);
@@ -284,12 +283,12 @@ pub fn ja4(hello: &ClientHello<'_>) -> String {
     format!("t{version}{name}{ciphers_count:02}{extensions_count:02}{alpn}_{ciphers}_{offers}")
 }
 
-/// Numbers that clients make up, so that servers get used to unknown ones (RFC 8701).
+/// `true` for GREASE values, which clients send to keep servers tolerant of unknown numbers (RFC 8701).
 fn is_grease(number: u16) -> bool {
     number & 0x0f0f == 0x0a0a && number >> 8 == number & 0xff
 }
 
-/// The first and the last character of a protocol's name.
+/// JA4's form of a protocol name: its first and last character.
 fn ja4_alpn(name: &[u8]) -> String {
     let (Some(&first), Some(&last)) = (name.first(), name.last()) else { return "00".to_owned() };
     if first.is_ascii_alphanumeric() && last.is_ascii_alphanumeric() {
@@ -302,7 +301,7 @@ fn listed(numbers: impl Iterator<Item = u16>) -> String {
     numbers.map(|number| format!("{number:04x}")).collect::<Vec<_>>().join(",")
 }
 
-/// The beginning of a digest.
+/// The first 12 hexadecimal digits of the SHA-256 digest.
 fn shortened(text: &str) -> String {
     match text {
         "" => NOTHING.to_owned(),
@@ -346,7 +345,7 @@ mod tests {
 
     #[test]
     fn ja4_is_that_of_its_description() {
-        // The example of the description, of Chrome.
+        // Chrome's message, the example in the description.
         let suites = [
             0x2a2a, 0x1301, 0x1302, 0x1303, 0xc02b, 0xc02f, 0xc02c, 0xc030, 0xcca9, 0xcca8, 0xc013, 0xc014, 0x009c,
             0x009d, 0x002f, 0x0035,

@@ -1,15 +1,15 @@
-//! Random numbers are ready before anybody waits for them: the library gathers its first seed when it is first asked,
-//! which takes some hundred milliseconds, and a handshake asks.
+//! Seeds the random number generator before it is needed. The library gathers its first seed at the first use, which
+//! takes some hundred milliseconds and would delay a handshake.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// This process has read a configuration that speaks TLS.
+/// This process has read a configuration with TLS.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 
-/// Event loops of this process run.
+/// This process runs event loops.
 static HAS_LOOPS: AtomicBool = AtomicBool::new(false);
 
-/// A configuration that is being built speaks TLS.
+/// Called when a configuration with TLS is built.
 pub(super) fn want() {
     let was_wanted = IS_WANTED.swap(true, Ordering::AcqRel);
     if !was_wanted && HAS_LOOPS.load(Ordering::Acquire) {
@@ -26,6 +26,6 @@ pub fn prepare() {
 }
 
 fn gather() {
-    // Whoever needs one later is told if there are none.
+    // A failure is reported at the next use.
     let _ = ::aws_lc_rs::rand::fill(&mut [0; 32]);
 }

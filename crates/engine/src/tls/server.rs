@@ -1,7 +1,7 @@
 //! A server's certificates, keys and rules, ready for handshakes.
 //!
-//! Built while a configuration is: files come through [`Resources`], so that only the master reads them. What several
-//! servers have in common (a certificate, a list of suites) is made once.
+//! A server is built with its configuration. Files come through [`Resources`], so only the master reads them. Parts
+//! that several servers have in common (a certificate, a list of suites) are built once.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -38,54 +38,54 @@ use super::verify::{self, ClientRules, Purpose, TakesAny};
 /// Largest contents of a record (RFC 8446, section 5.1).
 const RECORD_BYTES_MAX: u64 = 16 * 1024;
 
-/// Smallest contents of a record that make sense.
+/// Smallest useful contents of a record.
 const RECORD_BYTES_MIN: u64 = 512;
 
-/// Most that a client may send with its first message, as with OpenSSL.
+/// Most early data that a client may send, as in OpenSSL.
 const EARLY_DATA_BYTES_MAX: u32 = 16 * 1024;
 
-/// How many sessions are kept for early data where `ssl_session_cache` does not say: OpenSSL's own number.
+/// Sessions kept for early data if `ssl_session_cache` gives no number; OpenSSL's default.
 const EARLY_DATA_SESSIONS: u64 = 20 * 1024;
 
-/// Most tickets that a session gets at once, whatever a command says: each is a record.
+/// Most tickets sent for a session, whatever a command says; each is a record.
 const TICKETS_MAX: usize = 16;
 
-/// What HTTP/1 is called in the negotiation of protocols, as nginx has it.
+/// Names of HTTP/1 in ALPN, as in nginx.
 const HTTP1: [&[u8]; 3] = [b"http/1.1", b"http/1.0", b"http/0.9"];
 
-/// What HTTP/2 is called there (RFC 9113, section 3.1). It goes first.
+/// Name of HTTP/2 in ALPN (RFC 9113, section 3.1). It is preferred.
 pub(super) const HTTP2: &[u8] = b"h2";
 
-/// See the file's head.
+/// TLS settings of a server, ready for handshakes.
 pub struct TlsServer {
     config: Arc<ServerConfig>,
-    /// The same with HTTP/2 among the protocols.
+    /// The same with HTTP/2 in ALPN.
     config_http2: Arc<ServerConfig>,
     record_bytes: usize,
     client_rules: Arc<ClientRules>,
     rejects: bool,
     identity: Identity,
-    /// Where its certificates come from if their names have variables.
+    /// Loader of the certificates, if their names have variables.
     named: Option<Named>,
-    /// The certificate that a service obtains for it.
+    /// Certificate that a service obtains for it.
     managed: Option<Arc<ManagedCertificate>>,
     ocsp: Option<Arc<OcspRules>>,
-    /// A signature of its takes milliseconds.
+    /// `true` if a signature takes milliseconds.
     signs_slowly: bool,
-    /// Its chains, compressed: known to handshakes as long as they are held.
+    /// Its compressed chains, cached for handshakes while they are referenced.
     compressed: Vec<Compressed>,
-    /// How long sessions live that clients keep in tickets of the server's own keys, in seconds.
+    /// Lifetime of sessions in tickets with the server's own keys, in seconds.
     ticket_lifetime: Option<u32>,
 }
 
-/// What makes a server's configuration when the names of its certificates are known.
+/// Parts needed to complete a configuration once the names of its certificates are known.
 struct Named {
     loader: NamedLoader,
     sessions: SessionSettings,
 }
 
 impl TlsServer {
-    /// A server of which only the library's configuration is of interest.
+    /// A server with default rules around a configuration of the library.
     pub(super) fn of_config(config: ServerConfig) -> Arc<TlsServer> {
         let config = Arc::new(config);
         let (client_rules, identity) = (Arc::default(), Identity::default());
@@ -106,7 +106,7 @@ impl TlsServer {
         })
     }
 
-    /// A server that shows this certificate to whoever speaks this protocol, and asks for nothing.
+    /// A server for one challenge: presents this certificate to clients of this protocol and requests none.
     pub(super) fn of_challenge(pair: Arc<CertifiedKey>, alpn: &[u8]) -> Result<Arc<TlsServer>, String> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13, &TLS12]);
@@ -118,67 +118,66 @@ impl TlsServer {
         Ok(TlsServer::of_config(config))
     }
 
-    /// The library's configuration. `http2` says whether clients are offered HTTP/2.
+    /// The library's configuration, with HTTP/2 in ALPN if `http2`.
     pub(super) fn config(&self, http2: bool) -> &Arc<ServerConfig> {
         if http2 { &self.config_http2 } else { &self.config }
     }
 
-    /// The most that a record holds: `ssl_buffer_size`.
+    /// Largest contents of a record: `ssl_buffer_size`.
     pub(super) fn record_bytes(&self) -> usize {
         self.record_bytes
     }
 
-    /// What is asked of clients.
+    /// Rules for client certificates.
     pub(super) fn client_rules(&self) -> &ClientRules {
         &self.client_rules
     }
 
-    /// Whether its signatures take so long that no event loop makes them.
+    /// `true` if signatures take too long for an event loop.
     pub(super) fn signs_slowly(&self) -> bool {
         self.signs_slowly
     }
 
-    /// How responders are asked about certificates of clients; none where they are not: `ssl_ocsp`.
+    /// Settings of the revocation check of client certificates: `ssl_ocsp`.
     pub fn ocsp_rules(&self) -> Option<&OcspRules> {
         self.ocsp.as_deref()
     }
 
-    /// Whether clients have to have a certificate, or may.
+    /// Mode of `ssl_verify_client`.
     pub fn verify_client(&self) -> VerifyClient {
         self.client_rules.mode
     }
 
-    /// Whether a handshake with one is as good as one with the other: the certificates and the rules are the same.
+    /// `true` if certificates and rules are the same, so a handshake with one server is valid for the other.
     pub fn asks_the_same(&self, other: &TlsServer) -> bool {
         self.identity == other.identity
     }
 
-    /// How long sessions live, in seconds, that clients keep in tickets whose keys are nobody's but the server's. None
-    /// where there are no such tickets.
+    /// Lifetime in seconds of sessions in tickets with the server's own keys; `None` if there are no such tickets.
     pub fn ticket_lifetime(&self) -> Option<u32> {
         self.ticket_lifetime
     }
 
-    /// Whether it refuses every handshake: `ssl_reject_handshake`.
+    /// `true` if it refuses every handshake: `ssl_reject_handshake`.
     pub fn rejects(&self) -> bool {
         self.rejects
     }
 
-    /// Whether its certificates have to be read first: handshakes need [`TlsServer::load_managed`] and then
+    /// `true` if handshakes have to load certificates first: with [`TlsServer::load_managed`], then
     /// [`TlsServer::with_certificates`].
     pub fn needs_certificates(&self) -> bool {
         self.named.is_some() || self.managed.as_ref().is_some_and(|managed| managed.current().is_none())
     }
 
-    /// The certificate that a service obtains for it, if there is one.
+    /// Certificate that a service obtains for it.
     pub fn managed(&self) -> Option<&Arc<ManagedCertificate>> {
         self.managed.as_ref()
     }
 
-    /// Reads the certificate that a service has obtained, if nobody has done so yet. Names of others may mention it.
+    /// Loads the managed certificate if that has not happened yet. Names of other certificates may refer to it.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// It cannot be loaded.
     pub async fn load_managed(&self) -> Result<(), NamedFailure> {
         match &self.managed {
             Some(managed) => managed
@@ -193,7 +192,7 @@ impl TlsServer {
     /// The server for one handshake, with the certificates and keys of these names, which are read in a thread pool.
     ///
     /// # Errors
-    /// One cannot be had.
+    /// One of them cannot be loaded.
     pub async fn with_certificates(
         self: &Arc<Self>,
         names: &[(Vec<u8>, Vec<u8>)],
@@ -209,7 +208,7 @@ impl TlsServer {
                 pairs.push(named.loader.pair(certificate, key).await?);
             }
             signs_slowly = pairs.iter().any(|pair| load::signs_slowly(pair));
-            // Sessions belong to the certificates that they began with.
+            // Sessions are bound to the certificates that they began with.
             named.sessions.apply(&mut config, identity(&pairs, &self.client_rules));
             config.cert_resolver = Arc::new(Pairs::new(pairs.into_iter().map(|pair| (pair, None))));
         }
@@ -230,27 +229,27 @@ impl TlsServer {
     }
 }
 
-/// The same configuration with HTTP/2 before the other protocols.
+/// The same configuration with HTTP/2 as the preferred protocol.
 fn with_http2(config: &ServerConfig) -> ServerConfig {
     let mut config = config.clone();
     config.alpn_protocols.insert(0, HTTP2.to_vec());
     config
 }
 
-/// Makes servers, and keeps what they have in common.
+/// Creates servers and shares their common parts.
 pub struct TlsLoader {
     prefix: PathBuf,
     pairs: HashMap<PairName, Arc<CertifiedKey>>,
     passwords: HashMap<Vec<u8>, Passwords>,
     providers: HashMap<[Vec<u8>; 3], Arc<CryptoProvider>>,
     staples: StapleLoader,
-    /// The sizes of stores of sessions, by name.
+    /// Sizes of session stores, by name.
     stores: HashMap<BString, u64>,
-    /// Files that are not used, and are what they are for.
+    /// Unused files that were checked.
     checked: HashSet<(Unused, BString)>,
 }
 
-/// What a file is for that is not used.
+/// Kind of an unused file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Unused {
     Authorities,
@@ -258,11 +257,11 @@ enum Unused {
     DhParameters,
 }
 
-/// A certificate, a key and a file with passwords.
+/// Names of a certificate file, a key file and a password file.
 type PairName = [Vec<u8>; 3];
 
 impl TlsLoader {
-    /// `prefix` is where relative names of files begin that have variables.
+    /// `prefix` is the directory that relative file names with variables are below.
     pub fn new(prefix: PathBuf) -> TlsLoader {
         TlsLoader {
             prefix,
@@ -275,11 +274,10 @@ impl TlsLoader {
         }
     }
 
-    /// The server of these settings; none where they name no certificate. What cannot be had, and does no harm, is
-    /// noted.
+    /// The server of these settings; `None` if they name no certificate. Harmless faults are noted as warnings.
     ///
     /// # Errors
-    /// nginx's messages.
+    /// Errors with nginx's messages.
     pub fn server(
         &mut self,
         settings: &TlsSettings,
@@ -289,21 +287,20 @@ impl TlsLoader {
         self.server_with(settings, None, &None, resources, notes)
     }
 
-    /// Certificates whose status a service has to fetch ([`super::ocsp::stapling`]), once all servers are made.
+    /// Certificates whose OCSP status a service has to fetch ([`super::ocsp::stapling`]), once all servers are built.
     pub fn staples(&mut self) -> Vec<Arc<Staple>> {
         self.staples.fetched()
     }
 
-    /// The same of certificates that services obtain.
+    /// The same for managed certificates.
     pub fn managed_staples(&mut self) -> Vec<Arc<ManagedStaple>> {
         self.staples.managed()
     }
 
-    /// As [`TlsLoader::server`], where names of responders are looked up like this, and a service may obtain a
-    /// certificate.
+    /// As [`TlsLoader::server`], with a resolver for the names of responders and optionally a managed certificate.
     ///
     /// # Errors
-    /// nginx's messages.
+    /// Errors with nginx's messages.
     pub fn server_with(
         &mut self,
         settings: &TlsSettings,
@@ -336,7 +333,7 @@ impl TlsLoader {
         let (client_rules, hints) = client_rules(settings, &provider, resources)?;
         let has_names = settings.names_certificates() && commanded.certificate.is_none() && alone.is_none();
         let (pairs, identity) = if let Some(managed) = alone {
-            // A session may go on with the next certificate for the same names.
+            // Sessions stay valid with the next certificate for the same names.
             let names = managed.wanted().names.iter().map(String::as_bytes);
             (Vec::new(), identity_of(names, &client_rules))
         } else if has_names {
@@ -388,7 +385,7 @@ impl TlsLoader {
         let compressed = compressed(settings, &config_pairs)?;
         let signs_slowly = config_pairs.iter().any(|pair| load::signs_slowly(pair))
             || alone.is_some_and(|managed| managed.wanted().key.signs_slowly());
-        // What is obtained is compressed when it is loaded.
+        // Managed certificates are compressed when they are loaded.
         let is_compressed = !compressed.is_empty() || alone.is_some() && *settings.compresses_certificates.get();
         config.cert_compressors = if is_compressed { vec![PREPARED] } else { Vec::new() };
         config.cert_compression_cache = Arc::new(CompressionCache::Disabled);
@@ -397,7 +394,7 @@ impl TlsLoader {
         let ticket_lifetime = sessions.ticket_lifetime();
         if *settings.early_data.get() {
             config.max_early_data_size = EARLY_DATA_BYTES_MAX;
-            // What early data asks for is answered before the client's last message.
+            // Early requests are answered before the client's last handshake message.
             config.send_half_rtt_data = true;
             if let Some(words) = settings.ticket_keys.get_opt().filter(|words| !words.is_empty()) {
                 let message = "\"ssl_session_ticket_key\" has no effect with \"ssl_early_data\": sessions with early \
@@ -428,7 +425,7 @@ impl TlsLoader {
         })))
     }
 
-    /// A store has one size, whoever names it.
+    /// Checks that a named store has the same size in all places.
     fn check_store(&mut self, settings: &TlsSettings) -> Result<(), Diagnostic> {
         let SessionCache::Shared(name, bytes) = settings.session_cache.get() else { return Ok(()) };
         let known = *self.stores.entry(name.clone()).or_insert(*bytes);
@@ -440,7 +437,7 @@ impl TlsLoader {
         }
     }
 
-    /// Files that are not used have to be there, and to be what they are for, as in nginx.
+    /// Checks unused files, as nginx does: they must exist and have the right contents.
     fn check_unused(&mut self, settings: &TlsSettings, resources: &mut dyn Resources) -> Result<(), Diagnostic> {
         let is_used = *settings.verify_client.get() != VerifyClient::Off;
         let unused = |setting| named_file(setting).filter(|_| !is_used);
@@ -467,7 +464,7 @@ impl TlsLoader {
         Ok(NamedLoader { prefix: self.prefix.clone(), passwords, cache })
     }
 
-    /// The passwords of a file, which is read once: it may be a pipe.
+    /// The passwords of a file, which is read only once because it may be a pipe.
     fn passwords(&mut self, file: Option<&Word>, resources: &mut dyn Resources) -> Result<Passwords, Diagnostic> {
         let Some(word) = file else { return Ok(Passwords::default()) };
         if let Some(known) = self.passwords.get(word.text.as_slice()) {
@@ -504,7 +501,7 @@ impl TlsLoader {
         Ok(pairs)
     }
 
-    /// The suites and groups that are spoken.
+    /// The enabled suites and groups.
     fn provider(
         &mut self,
         commanded: &Commanded,
@@ -521,7 +518,7 @@ impl TlsLoader {
     }
 }
 
-/// What directives and commands say together.
+/// Merges directives and commands.
 fn commanded(settings: &TlsSettings, notes: &mut Vec<Diagnostic>) -> Result<Commanded, Diagnostic> {
     let mut commanded = Commanded {
         versions: settings.versions.clone(),
@@ -535,7 +532,7 @@ fn commanded(settings: &TlsSettings, notes: &mut Vec<Diagnostic>) -> Result<Comm
     Ok(commanded)
 }
 
-/// The passwords in a file.
+/// Reads a password file.
 pub(super) fn read_passwords(word: &Word, resources: &mut dyn Resources) -> Result<Passwords, Diagnostic> {
     let wrong = |message: String| Diagnostic::emerg(message).at(word.span);
     let path = word.text.to_path().map_err(|error| wrong(error.to_string()))?;
@@ -546,7 +543,7 @@ pub(super) fn read_passwords(word: &Word, resources: &mut dyn Resources) -> Resu
     Ok(passwords.into())
 }
 
-/// A certificate with its key, from the files that directives name. One that nobody takes at this time is noted.
+/// Reads a certificate and its key from files. A certificate outside its validity is noted.
 pub(super) fn read_pair(
     certificate: &Word,
     key: &Word,
@@ -576,12 +573,12 @@ pub(super) fn read_pair(
     load::pair(chain, private, &key.text.to_str_lossy()).map_err(|message| Diagnostic::emerg(message).at(key.span))
 }
 
-/// The time, in seconds since 1970. Configurations are built on threads without an event loop's clock.
+/// Seconds since 1970. Configurations are built on threads without an event loop's clock.
 fn now() -> u64 {
     UnixTime::now().as_secs()
 }
 
-/// The contents of a file that a directive names, or of `data:…`; or OpenSSL's words.
+/// Contents of a file that a directive names, or of `data:…`. Errors are in OpenSSL's words.
 pub(super) fn read(word: &Word, resources: &mut dyn Resources) -> Result<Vec<u8>, String> {
     if let Some(text) = word.text.strip_prefix(b"data:") {
         return Ok(text.to_vec());
@@ -590,7 +587,7 @@ pub(super) fn read(word: &Word, resources: &mut dyn Resources) -> Result<Vec<u8>
     resources.secret(path).map_err(|error| load::unreadable(&word.text.to_str_lossy(), &error))
 }
 
-/// A file that a directive names; an empty name is none.
+/// File that a directive names; an empty name means none.
 pub(super) fn named_file(setting: &Setting<Word>) -> Option<&Word> {
     setting.get_opt().filter(|word| !word.text.is_empty())
 }
@@ -606,7 +603,7 @@ fn read_revocations(
     read_list("CRL", word, resources, load::revocations)
 }
 
-/// What of a kind is in a file of PEM; `what` is nginx's word for it.
+/// Reads all sections of a kind from a PEM file; `what` is nginx's word for the kind.
 pub(super) fn read_list<T>(
     what: &str,
     word: &Word,
@@ -626,7 +623,7 @@ fn check_dh_parameters(word: &Word, resources: &mut dyn Resources) -> Result<(),
     load::dh_parameters(&text).map_err(|why| failed(format!("{} failed ({why})", named("PEM_read_bio_DHparams"))))
 }
 
-/// How responders are asked about certificates of clients.
+/// Settings of the revocation check of client certificates.
 fn ocsp_rules(
     settings: &TlsSettings,
     client_rules: &ClientRules,
@@ -653,7 +650,7 @@ fn ocsp_rules(
     Ok(Some(OcspRules { leaf_only, responder: responder.transpose()?, lookup: lookup.clone(), cache }))
 }
 
-/// The chains of a server, compressed if that is wanted.
+/// The compressed chains of a server, if compression is on.
 fn compressed(settings: &TlsSettings, pairs: &[Arc<CertifiedKey>]) -> Result<Vec<Compressed>, Diagnostic> {
     if !*settings.compresses_certificates.get() {
         return Ok(Vec::new());
@@ -667,7 +664,7 @@ fn compressed(settings: &TlsSettings, pairs: &[Arc<CertifiedKey>]) -> Result<Vec
 
 type Asked = (ClientRules, Vec<DistinguishedName>);
 
-/// What is asked of clients, and the authorities that they are told of.
+/// Rules for client certificates, with the verifier that sends the names of the authorities.
 fn client_rules(
     settings: &TlsSettings,
     provider: &Arc<CryptoProvider>,
@@ -700,14 +697,14 @@ fn client_rules(
     Ok((ClientRules { mode, authorities, revoked, strict, depth }, hints))
 }
 
-/// The subject of a certificate, as clients are told of it.
+/// Subject of a certificate, as sent in the list of authorities.
 fn subject(certificate: &CertificateDer<'_>) -> Option<DistinguishedName> {
     use x509_parser::prelude::{FromDer, X509Certificate};
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     Some(certificate.subject().as_raw().to_vec().into())
 }
 
-/// What sessions belong to.
+/// Identity that sessions are bound to.
 fn identity(pairs: &[Arc<CertifiedKey>], rules: &ClientRules) -> Identity {
     identity_of(pairs.iter().filter_map(|pair| pair.cert.first()).map(|own| &**own), rules)
 }
@@ -727,11 +724,11 @@ fn identity_of<'c>(certificates: impl Iterator<Item = &'c [u8]>, rules: &'c Clie
     identity
 }
 
-/// How clients come back to their sessions.
+/// Settings of session resumption.
 struct SessionSettings {
     store: Option<SessionStore>,
     lifetime: u32,
-    /// None where there are no tickets.
+    /// `None` if there are no tickets.
     keys: Option<TicketKeys>,
     tickets: Option<usize>,
 }
@@ -753,7 +750,7 @@ impl SessionSettings {
         let has_early_data = *settings.early_data.get();
         Ok(SessionSettings {
             store: match settings.session_cache.get() {
-                // Early data needs sessions that can be taken once.
+                // Early data needs a store from which each session can be taken once.
                 SessionCache::Off | SessionCache::None if has_early_data && commanded.session_tickets => {
                     Some(tickets::store_of(EARLY_DATA_SESSIONS))
                 }
@@ -797,14 +794,14 @@ type Choice = (Arc<CertifiedKey>, Option<Arc<Staple>>);
 impl Pairs {
     fn new(pairs: impl IntoIterator<Item = Choice>) -> Pairs {
         let mut pairs: Vec<Choice> = pairs.into_iter().collect();
-        // As with OpenSSL the last one of a kind replaces those before it.
+        // As in OpenSSL the last certificate of a key type replaces earlier ones.
         let kinds: Vec<SignatureAlgorithm> = pairs.iter().map(|(pair, _)| pair.key.algorithm()).collect();
         let mut place = 0;
         pairs.retain(|_| {
             place += 1;
             !kinds[place..].contains(&kinds[place - 1])
         });
-        // Of several that a client can take it gets the first: those that sign quickly.
+        // Certificates that sign quickly are preferred.
         pairs.sort_by_key(|(pair, _)| pair.key.algorithm() == SignatureAlgorithm::RSA);
         Pairs(pairs)
     }
@@ -822,13 +819,13 @@ impl ResolvesServerCert for Pairs {
             pair.key.choose_scheme(hello.signature_schemes()).is_some()
                 && hello.cipher_suites().iter().any(|suite| fits_suite(*suite, pair.key.algorithm()))
         };
-        // Nobody's fault here if it fits none: the library says so.
+        // If none fits, the first is used and the library reports the fault.
         let (pair, staple) = self.0.iter().find(fits).or(self.0.first())?;
         Some(staple.as_ref().map_or_else(|| Arc::clone(pair), |staple| staple.pair()))
     }
 }
 
-/// Whether a suite goes with such a key.
+/// `true` if a suite works with this type of key.
 fn fits_suite(suite: CipherSuite, algorithm: SignatureAlgorithm) -> bool {
     match suite.as_str() {
         Some(name) if name.contains("_ECDHE_ECDSA_") => algorithm != SignatureAlgorithm::RSA,

@@ -1,5 +1,5 @@
-//! What `ssl_…` directives say of a server
-//! (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>). The module that has the directives fills it.
+//! `ssl_…` directives of a server (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>). The module with the
+//! directives fills these structs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use gale_config::{Setting, Word};
 use super::commands::Command;
 use super::named::CertificateCache;
 
-/// See the file's head.
+/// Values of the `ssl_…` directives.
 #[derive(Default)]
 pub struct TlsSettings {
     /// `ssl_certificate`
     pub certificates: Setting<Vec<Word>>,
     /// `ssl_certificate_key`
     pub keys: Setting<Vec<Word>>,
-    /// `ssl_certificate_cache`: what keeps certificates whose names have variables.
+    /// `ssl_certificate_cache`, for certificates whose names have variables.
     pub certificate_cache: Setting<Option<Arc<CertificateCache>>>,
     /// `ssl_password_file`
     pub password_file: Setting<Word>,
@@ -51,19 +51,19 @@ pub struct TlsSettings {
     pub trusted_certificate: Setting<Word>,
     /// `ssl_crl`
     pub crl: Setting<Word>,
-    /// `ssl_dhparam`, of which nothing is used.
+    /// `ssl_dhparam`; not used.
     pub dh_parameters: Setting<Word>,
     /// `ssl_reject_handshake`
     pub rejects_handshake: Setting<bool>,
-    /// `ssl_alpn`: the protocols that may be agreed upon; unset for those of HTTP.
+    /// `ssl_alpn`: protocols to negotiate; unset for those of HTTP.
     pub alpn: Setting<Vec<BString>>,
     /// `ssl_handshake_timeout`
     pub handshake_timeout: Setting<Duration>,
-    /// `ssl_early_data`: whether clients that come back may send requests with their first message.
+    /// `ssl_early_data`: accepts TLSv1.3 early data.
     pub early_data: Setting<bool>,
     /// `ssl_certificate_compression`
     pub compresses_certificates: Setting<bool>,
-    /// `ssl_stapling`: whether clients are told what the issuer's responder says of the certificate.
+    /// `ssl_stapling`: staples OCSP responses.
     pub staples: Setting<bool>,
     /// `ssl_stapling_file`
     pub stapling_file: Setting<Word>,
@@ -71,37 +71,37 @@ pub struct TlsSettings {
     pub stapling_responder: Setting<Word>,
     /// `ssl_stapling_verify`
     pub verifies_stapling: Setting<bool>,
-    /// `ssl_ocsp`: which certificates of clients a responder is asked about.
+    /// `ssl_ocsp`: client certificates that are checked.
     pub ocsp: Setting<AsksAbout>,
     /// `ssl_ocsp_responder`
     pub ocsp_responder: Setting<Word>,
-    /// `ssl_ocsp_cache`: a name and a size.
+    /// `ssl_ocsp_cache`: name and size.
     pub ocsp_cache: Setting<Option<(BString, u64)>>,
 }
 
-/// Which certificates of clients a responder is asked about.
+/// Client certificates that are checked with OCSP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsksAbout {
     /// None.
     Nothing,
-    /// The client's own.
+    /// Only the client's own.
     Leaf,
-    /// All but the authority's.
+    /// All but the root authority's.
     Chain,
 }
 
 impl TlsClientSettings {
-    /// Whether the name of the certificate or of the key has variables: then both count as such.
+    /// `true` if the name of the certificate or of the key has variables; both are then treated so.
     pub fn names_certificate(&self) -> bool {
         self.certificate.get_opt().into_iter().chain(self.key.get_opt()).any(has_variables)
     }
 }
 
-/// What the module that obtains certificates calls one, and its key.
+/// Variables of the module that obtains certificates: certificate and key.
 const MANAGED: [&[u8]; 2] = [b"$acme_certificate", b"$acme_certificate_key"];
 
 impl TlsSettings {
-    /// Whether a certificate that a service manages is all that is wanted.
+    /// `true` if the only certificate is a managed one.
     pub(super) fn is_managed(&self) -> bool {
         let is = |setting: &Setting<Vec<Word>>, name: &[u8]| match setting.get_opt().map_or(&[][..], Vec::as_slice) {
             [] => true,
@@ -111,28 +111,27 @@ impl TlsSettings {
         is(&self.certificates, MANAGED[0]) && is(&self.keys, MANAGED[1])
     }
 
-    /// Whether the names of certificates or keys have variables: then all of them count as such.
+    /// `true` if any name of a certificate or key has variables; all are then treated so.
     pub fn names_certificates(&self) -> bool {
         let words = self.certificates.get_opt().into_iter().chain(self.keys.get_opt()).flatten();
         words.into_iter().any(has_variables)
     }
 }
 
-/// Whether a text has variables.
+/// `true` if a text has variables.
 fn has_variables(word: &Word) -> bool {
     word.text.contains(&b'$')
 }
 
-/// What `proxy_ssl_…` directives say of connections to servers
-/// (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>). Rows in tables, as of every module that has them,
-/// give it its defaults. An empty file's name is none.
+/// `proxy_ssl_…` directives (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>). The modules' tables of
+/// directives supply the defaults. An empty file name means none.
 #[derive(Clone, Default)]
 pub struct TlsClientSettings {
     /// `proxy_ssl_protocols`
     pub versions: Setting<Versions>,
     /// `proxy_ssl_ciphers`
     pub ciphers: Setting<BString>,
-    /// `proxy_ssl_server_name`: whether servers are told the name.
+    /// `proxy_ssl_server_name`: sends the server name (SNI).
     pub tells_name: Setting<bool>,
     /// `proxy_ssl_verify`
     pub verifies: Setting<bool>,
@@ -140,7 +139,7 @@ pub struct TlsClientSettings {
     pub verify_depth: Setting<u64>,
     /// `proxy_ssl_trusted_certificate`
     pub trusted_certificate: Setting<Word>,
-    /// Without such a file the authorities of the system are trusted.
+    /// `true` if the system's CA store is trusted where no file is given.
     pub trusts_system: bool,
     /// `proxy_ssl_crl`
     pub crl: Setting<Word>,
@@ -156,11 +155,11 @@ pub struct TlsClientSettings {
     pub commands: Setting<Vec<Command>>,
     /// `proxy_ssl_session_reuse`
     pub reuses_sessions: Setting<bool>,
-    /// HTTP/2 is spoken there, and nothing else is offered (ALPN).
+    /// `true` for upstreams that speak HTTP/2: ALPN then offers only that.
     pub offers_http2: bool,
 }
 
-/// The versions that are spoken.
+/// Enabled versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
     /// TLSv1.2
@@ -169,29 +168,29 @@ pub struct Versions {
     pub tls13: bool,
 }
 
-/// Where sessions are kept that are no tickets.
+/// Server-side session cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionCache {
-    /// Clients are told that there is none.
+    /// No cache; clients are told so.
     Off,
-    /// Clients are told that there may be one, and there is none.
+    /// No cache; clients are told that sessions may be resumed.
     None,
-    /// For all workers, under a name, in so many bytes.
+    /// Shared by all workers, with this name and size in bytes.
     Shared(BString, u64),
-    /// For so many sessions, of this server alone.
+    /// For this many sessions of this server alone.
     Builtin(u64),
 }
 
-/// Whether clients are asked for a certificate.
+/// Mode of `ssl_verify_client`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VerifyClient {
-    /// They are not.
+    /// No certificate is requested.
     #[default]
     Off,
-    /// They have to have one.
+    /// A valid certificate is required.
     On,
-    /// It has to be a good one if they have one.
+    /// A certificate is optional, but has to be valid.
     Optional,
-    /// It may be anybody's.
+    /// A certificate is optional, and its issuer may be unknown.
     OptionalNoCa,
 }

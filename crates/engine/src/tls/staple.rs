@@ -1,7 +1,7 @@
-//! A certificate with what its issuer's responder says of it, for clients that ask (`ssl_stapling`).
+//! A certificate with its stapled OCSP response (`ssl_stapling`).
 //!
-//! Who fetches it is a service ([`super::ocsp`]); a handshake takes what is there, or nothing. What was fetched lives
-//! on over reloads, as long as it is good.
+//! A service ([`super::ocsp`]) fetches the responses; a handshake uses the current one, or none. A fetched response
+//! persists over reloads while it is valid.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,24 +30,24 @@ use super::verify;
 use crate::resolver::ResolverSettings;
 use crate::server_address::ServerAddress;
 
-/// Where the status of certificates is asked for: the parts of an URL.
+/// OCSP responder: the parts of its URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Responder {
-    /// The host's name or address.
+    /// Host name or address.
     pub host: Box<str>,
     /// The port.
     pub port: u16,
     /// The path, with a slash at its end.
     pub path: Box<str>,
-    /// What the name stood for when the configuration was read, where there is no resolver.
+    /// Addresses of the name, resolved when the configuration was read; used without a resolver.
     pub addresses: Arc<[SocketAddr]>,
 }
 
 impl Responder {
-    /// Reads an URL of a responder, without addresses.
+    /// Parses the URL of a responder, without addresses.
     ///
     /// # Errors
-    /// What is wrong with it, in nginx's words.
+    /// The fault in the URL, in nginx's words.
     pub fn parse(url: &str) -> Result<Responder, &'static str> {
         const SCHEME: &str = "http://";
         let rest = match url.split_at_checked(SCHEME.len()) {
@@ -68,10 +68,10 @@ impl Responder {
         Ok(Responder { host: host.into(), port, path, addresses: Arc::new([]) })
     }
 
-    /// The same with the addresses that its name stands for now.
+    /// Adds the addresses of the host name.
     ///
     /// # Errors
-    /// It stands for none.
+    /// The name has no address.
     fn looked_up(self, resources: &mut dyn Resources) -> Result<Responder, &'static str> {
         if self.host.parse::<IpAddr>().is_ok() {
             return Ok(self);
@@ -92,7 +92,7 @@ impl Responder {
     }
 }
 
-/// The URL of the responder that a certificate names (RFC 5280, section 4.2.2.1).
+/// URL of the responder in a certificate (RFC 5280, section 4.2.2.1).
 pub fn responder_of(certificate: &[u8]) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     certificate.extensions().iter().find_map(|extension| match extension.parsed_extension() {
@@ -108,7 +108,7 @@ pub fn responder_of(certificate: &[u8]) -> Option<String> {
     })
 }
 
-/// Makes staples, each once.
+/// Creates staples, each once.
 #[derive(Default)]
 pub(super) struct StapleLoader {
     known: HashMap<(Vec<u8>, Responder, bool), Arc<Staple>>,
@@ -117,17 +117,17 @@ pub(super) struct StapleLoader {
 }
 
 impl StapleLoader {
-    /// Those that a service has to fetch.
+    /// Staples that a service has to fetch.
     pub fn fetched(&mut self) -> Vec<Arc<Staple>> {
         self.known.drain().map(|(_, staple)| staple).collect()
     }
 
-    /// The same of certificates that services obtain.
+    /// The same for managed certificates.
     pub fn managed(&mut self) -> Vec<Arc<ManagedStaple>> {
         std::mem::take(&mut self.managed)
     }
 
-    /// The settings of a certificate that a service obtains, of which nothing is known yet.
+    /// Settings of a managed certificate that has not been loaded yet.
     pub fn staple_managed(
         &mut self,
         settings: &TlsSettings,
@@ -157,8 +157,8 @@ impl StapleLoader {
         staple
     }
 
-    /// What the settings say of a certificate; none, and a note, where nothing can be had. `authorities` are where its
-    /// issuer may be found beside its chain.
+    /// The staple of a certificate; `None`, with a note, if there can be none. The issuer is looked for in the chain
+    /// and among `authorities`.
     pub fn staple(
         &mut self,
         settings: &TlsSettings,
@@ -231,7 +231,7 @@ impl StapleLoader {
     }
 }
 
-/// The issuer of a certificate, in its chain or among authorities.
+/// Issuer of a certificate, from its chain or from the authorities.
 fn issuer_of<'c>(
     own: &CertificateDer<'_>,
     others: &'c [CertificateDer<'static>],
@@ -240,10 +240,10 @@ fn issuer_of<'c>(
     others.iter().chain(authorities).find(|candidate| verify::has_issued(candidate, own))
 }
 
-/// A certificate that a service obtains, with what is said of it: it is asked for anew with every certificate.
+/// Staple settings of a managed certificate; each new certificate gets a new response.
 pub struct ManagedStaple {
     certificate: Arc<ManagedCertificate>,
-    /// Who is asked, whatever certificates say.
+    /// Responder to use instead of the one that certificates name.
     responder: Option<Responder>,
     authorities: Vec<CertificateDer<'static>>,
     lookup: Lookup,
@@ -251,15 +251,15 @@ pub struct ManagedStaple {
 }
 
 impl ManagedStaple {
-    /// The certificate of an issuer, once there is one.
+    /// The current certificate, once an issuer has issued one.
     pub fn current(&self) -> Option<Arc<Current>> {
         self.certificate.current().filter(|current| current.origin != Origin::SelfSigned)
     }
 
-    /// Where the status of this one comes from.
+    /// Source of the OCSP response for this certificate.
     ///
     /// # Errors
-    /// Why from nowhere, in nginx's words.
+    /// Why there is none, in nginx's words.
     pub fn source(&self, current: &Current) -> Result<StapleSource, String> {
         let name = self.certificate.name();
         let (own, others) = current.certificates().split_first().ok_or("no certificate")?;
@@ -289,54 +289,54 @@ impl ResolvesServerCert for ManagedStaple {
     }
 }
 
-/// How names of responders are looked up: as the server's `resolver` says, if it has one.
+/// Resolver for the names of responders: the server's `resolver`, if it has one.
 pub type Lookup = Option<(Arc<ResolverSettings>, Duration)>;
 
-/// See the file's head.
+/// A certificate with its stapled OCSP response.
 pub struct Staple {
     bare: Arc<CertifiedKey>,
     stapled: ArcSwapOption<Stapled>,
-    /// Where it is fetched; none if it came with the configuration.
+    /// Source of the response; `None` if it came from a file.
     pub source: Option<StapleSource>,
 }
 
-/// Where the status of a certificate comes from.
+/// Source of a certificate's OCSP response.
 pub struct StapleSource {
     /// The certificate, in DER.
     pub certificate: Vec<u8>,
-    /// Its issuer's.
+    /// The issuer's certificate, in DER.
     pub issuer: Vec<u8>,
-    /// Who is asked.
+    /// The responder.
     pub responder: Responder,
-    /// How its name is looked up.
+    /// Resolver for the responder's name.
     pub lookup: Lookup,
-    /// Whether it is looked at who has signed.
+    /// `true` if the response's signature is verified.
     pub verifies: bool,
-    /// What the certificate is called in messages.
+    /// Name of the certificate in messages.
     pub name: Box<str>,
 }
 
-/// A certificate with a response.
+/// A certificate with its response.
 pub(super) struct Stapled {
     pair: Arc<CertifiedKey>,
-    /// Until when the response is good, in seconds since 1970.
+    /// End of the response's validity, in seconds since 1970.
     pub valid_until: u64,
 }
 
 impl Stapled {
-    /// This certificate with this response.
+    /// Combines a certificate and a response.
     pub fn new(bare: &Arc<CertifiedKey>, response: Vec<u8>, valid_until: u64) -> Stapled {
         let pair = Arc::new(CertifiedKey { ocsp: Some(response), ..CertifiedKey::clone(bare) });
         Stapled { pair, valid_until }
     }
 
-    /// Both, while the response is good.
+    /// The certificate with its response, while that is valid.
     pub fn pair(&self) -> Option<Arc<CertifiedKey>> {
         (self.valid_until >= wall_seconds()).then(|| Arc::clone(&self.pair))
     }
 }
 
-/// What was fetched in this process: by certificate and responder, with the time until it is good.
+/// Responses fetched by this process, by certificate and responder, with the end of their validity.
 static FETCHED: LazyLock<Mutex<Fetched>> = LazyLock::new(Mutex::default);
 
 type Fetched = HashMap<(Vec<u8>, Responder), (Vec<u8>, u64)>;
@@ -346,14 +346,14 @@ fn wall_seconds() -> u64 {
 }
 
 impl Staple {
-    /// With a response that is good for ever: `ssl_stapling_file`.
+    /// A staple with a response of unlimited validity: `ssl_stapling_file`.
     pub(super) fn fixed(bare: &Arc<CertifiedKey>, response: Vec<u8>) -> Staple {
         let staple = Staple { bare: Arc::clone(bare), stapled: ArcSwapOption::empty(), source: None };
         staple.put(response, u64::MAX);
         staple
     }
 
-    /// With a response that a service fetches.
+    /// A staple whose response a service fetches.
     pub(super) fn fetched(bare: &Arc<CertifiedKey>, source: StapleSource) -> Staple {
         let key = (source.certificate.clone(), source.responder.clone());
         let known = FETCHED.lock().get(&key).cloned();
@@ -364,7 +364,7 @@ impl Staple {
         staple
     }
 
-    /// Clients get this response from now on, until this time.
+    /// Sets the response and the end of its validity.
     pub fn set(&self, response: Vec<u8>, valid_until: u64) {
         if let Some(source) = &self.source {
             let mut fetched = FETCHED.lock();
@@ -379,12 +379,12 @@ impl Staple {
         self.stapled.store(Some(Arc::new(Stapled::new(&self.bare, response, valid_until))));
     }
 
-    /// Until when there is a response; none if there is none.
+    /// End of validity of the response, if there is one.
     pub fn valid_until(&self) -> Option<u64> {
         self.stapled.load().as_ref().map(|stapled| stapled.valid_until)
     }
 
-    /// The certificate, with a response while that is good.
+    /// The certificate, with the response while that is valid.
     pub(super) fn pair(&self) -> Arc<CertifiedKey> {
         self.stapled.load().as_ref().and_then(|stapled| stapled.pair()).unwrap_or_else(|| Arc::clone(&self.bare))
     }

@@ -1,17 +1,17 @@
-//! A connection that speaks TLS, above a socket.
+//! TLS connection over a socket.
 //!
 //! ```text
 //!   socket ──► incoming ──► session ──► plain ──► poll_recv
-//!              (records)        │       (what was received and not asked for)
+//!              (records)        │       (decrypted, not yet read)
 //!   socket ◄── outgoing ◄───────┴──────────────── poll_send, try_send, try_send_copy
 //! ```
 //!
-//! What is sent stays with the caller until its records have left: then it is removed there and counts as sent, as in
-//! the clear. So nobody has to ask whether something is left here, and no more than [`BATCH_RECORDS`] records wait.
+//! Data to send stays with the caller until its records have left; then it is removed there and counts as sent, as on a
+//! plain socket. So the stream needs no flush, and at most [`BATCH_RECORDS`] records wait.
 //!
-//! The session is rustls' unbuffered one: it holds no records itself, and an idle connection no memory but its keys.
-//! A connection begins in the clear: what comes first is a header of the PROXY protocol, plain HTTP by mistake, or a
-//! handshake, which [`TlsStream::start`] begins.
+//! The session is rustls' unbuffered one: it buffers no records, and an idle connection holds no memory but its keys. A
+//! connection begins unencrypted: with a PROXY protocol header, plain HTTP sent by mistake, or a handshake, which
+//! [`TlsStream::start`] begins.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -36,60 +36,59 @@ use super::settings::VerifyClient;
 use super::suites;
 use super::verify::{self, Verdict};
 
-/// What is received at once: the largest record there may be (RFC 8446, section 5.2, and the more that version 1.2
-/// allowed).
+/// Size of one receive: the largest possible record (RFC 8446, section 5.2, with the larger overhead of TLSv1.2).
 const RECEIVE_BYTES: usize = 5 + 16 * 1024 + 2048;
 
-/// Most that may have come of messages that are not whole: a client's certificates, before which nothing is answered.
+/// Most bytes of incomplete messages: a client may send its certificates before anything is answered.
 const INCOMING_MAX: usize = 96 * 1024;
 
 /// Largest contents of a record (RFC 8446, section 5.1).
 const RECORD_BYTES_MAX: usize = 16 * 1024;
 
-/// How often what has come on an idle connection is looked at, before it counts as not idle.
+/// Rounds of processing on an idle connection before it counts as not idle.
 const IDLE_ROUNDS_MAX: usize = 4;
 
-/// Most records that are encrypted before they have been sent: a piece of a file, of 64 KiB, and what stands before it
-/// leave in one call.
+/// Most records that are encrypted ahead of sending. A piece of a file, of 64 KiB, leaves in one call with the head
+/// before it.
 pub(super) const BATCH_RECORDS: usize = 5;
 
-/// What a record needs beside its contents, with any suite that is spoken.
+/// Overhead of a record, with any supported suite.
 const RECORD_OVERHEAD: usize = 64;
 
-/// The first records of a connection, and those after a pause, fit into three packets, so that a client need not wait
-/// for a whole large record before it can use any of it.
+/// Contents of the first records of a connection, or after a pause. They fit into three packets, so a client can use
+/// them before a whole large record has arrived.
 const FIRST_RECORD_BYTES: usize = 4096 - RECORD_OVERHEAD;
 
-/// Behind so much the connection's window has grown, and records are as large as they may be.
+/// Bytes after which the congestion window has grown and records get their full size.
 const FIRST_BYTES: usize = 16 * 1024;
 
-/// After such a pause the connection's window is small again, as with the kernel (RFC 5681, section 4.1).
+/// Pause after which the congestion window is small again, as in the kernel (RFC 5681, section 4.1).
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The alert `protocol_version` (RFC 8446, section 6.2).
 const PROTOCOL_VERSION: u8 = 70;
 
-/// The unit in which steps of a handshake are charged.
+/// Unit in which handshake steps are charged.
 const MICROSECOND: Effort = Effort { usual_nanos: 1000, worst_nanos: 1000 };
 
-/// A step of a handshake that agrees on keys, signs or checks a signature, in microseconds: more than a task may take
-/// that wants little, so a thousand handshakes at once wait in line and hold up nobody else (0020). The quantum is
-/// measured by the clock, so the estimate need not tell RSA from ECDSA.
+/// Cost in microseconds of a handshake step that agrees on keys, signs or checks a signature. It exceeds the budget of
+/// a light task, so a thousand concurrent handshakes queue up without delaying other tasks (0020). The quantum is
+/// measured by the clock, so the estimate need not distinguish RSA from ECDSA.
 const HEAVY_STEP: usize = 100;
 
-/// A step that derives keys and makes tickets.
+/// Cost of a step that derives keys and makes tickets.
 const LIGHT_STEP: usize = 25;
 
-/// See the file's head.
+/// TLS connection over a socket.
 pub struct TlsStream {
     socket: Socket,
     is_tls: Cell<bool>,
-    /// Closing resets the connection: no alert may tell the client that it got everything.
+    /// Closing resets the connection, so no close_notify may claim that everything was sent.
     is_reset: Cell<bool>,
     state: RefCell<State>,
 }
 
-/// The socket below, which leaves when the session does without it ([`TlsStream::into_idle`]).
+/// The socket below; taken out by [`TlsStream::into_idle`].
 struct Socket(Option<Stream>);
 
 impl std::ops::Deref for Socket {
@@ -103,88 +102,88 @@ impl std::ops::Deref for Socket {
 #[derive(Default)]
 struct State {
     session: Option<Box<Session>>,
-    /// The name that the client asks for in its first message.
+    /// Server name in the client's first message.
     server_name: Option<Box<[u8]>>,
     client_hello: Option<Box<ClientHello<'static>>>,
     incoming: Buffer,
     plain: Buffer,
     outgoing: Output,
-    /// What `outgoing` consists of.
+    /// Records in `outgoing`.
     records: SmallVec<[Record; BATCH_RECORDS]>,
-    /// So much was sent since the connection's last pause.
+    /// Bytes sent since the last pause.
     sent_bytes: usize,
     last_sent: Option<Moment>,
-    /// The session has looked at something, or has said something first.
+    /// The session has processed something, or has sent first.
     has_stepped: bool,
-    /// The client has sent something with its first message.
+    /// The client has sent early data.
     has_early: bool,
-    /// The client has said that nothing more comes.
+    /// The client has sent close_notify or has shut down its side.
     is_ended: bool,
-    /// The server has closed the connection without saying that it has sent everything.
+    /// The server closed the connection without close_notify.
     is_cut_short: bool,
     is_closed: bool,
     failure: Option<TlsFailure>,
-    /// The session is on a thread of a pool, where it signs.
+    /// The session, while it is on a pool thread for a slow signature.
     signing: Option<Pin<Box<PoolTask<Signed>>>>,
 }
 
-/// A session that comes back from a thread of a pool.
+/// Session returned from a pool thread.
 struct Signed {
     session: Box<Session>,
-    /// What had come, as the session has left it.
+    /// Received bytes, as left by the session.
     incoming: Vec<u8>,
-    /// What it has to say.
+    /// Bytes to send.
     encoded: Vec<u8>,
     stepped: Result<usize, StepFailed>,
 }
 
-/// A session, and whose it is.
+/// A session and its owner.
 struct Session {
     library: Library,
-    /// The most that a record holds.
+    /// Largest contents of a record.
     record_bytes: usize,
-    /// Its own signature takes milliseconds, so that no event loop makes it.
+    /// `true` if its own signature takes milliseconds and is made on a pool thread.
     signs_slowly: bool,
     /// `None` on the client's side.
     server: Option<Arc<TlsServer>>,
-    /// What the client's certificate is worth, judged when it is first asked for.
+    /// Verdict on the client's certificate, determined at the first use.
     verdict: Cell<Option<Verdict>>,
 }
 
-/// A session whose socket is elsewhere, between two requests to a server: it may go to another thread.
+/// Session without its socket, between two requests to a server; it may move to another thread.
 pub struct IdleTls(Box<Session>);
 
-/// A piece of `outgoing`.
+/// A record in `outgoing`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
-    /// How much of it has not left.
+    /// Bytes that have not left.
     pub left: u32,
-    /// How much of what is sent it stands for.
+    /// Application bytes in the record.
     pub plain: u32,
 }
 
-/// What the session can do.
+/// State of the session.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// The handshake needs more from the client.
+    /// The handshake needs more data from the peer.
     Handshake,
     /// Both sides may send.
     Open,
-    /// The client sends no more.
+    /// The peer sends no more.
     Ended,
 }
 
 impl TlsStream {
-    /// A connection on which nothing has come yet.
+    /// A connection on which nothing has been received yet.
     pub fn new(socket: Stream) -> TlsStream {
         let socket = Socket(Some(socket));
         TlsStream { socket, is_tls: Cell::new(false), is_reset: Cell::new(false), state: RefCell::default() }
     }
 
-    /// The client's side of a connection to the server of this name, before its handshake.
+    /// Client side of a connection to the server of this name, before the handshake.
     ///
     /// # Errors
-    /// The library's.
+    /// Errors of the library.
     pub fn connect(socket: Stream, client: &TlsClient, name: &[u8]) -> Result<TlsStream, TlsFailure> {
         let library = Library::Client(client.connection(name)?);
         let session = Session {
@@ -197,7 +196,7 @@ impl TlsStream {
         Ok(TlsStream::from_idle(socket, IdleTls(Box::new(session))))
     }
 
-    /// Puts a session above its socket again.
+    /// Puts a session back on its socket.
     pub fn from_idle(socket: Stream, session: IdleTls) -> TlsStream {
         let stream = TlsStream::new(socket);
         stream.state.borrow_mut().session = Some(session.0);
@@ -205,7 +204,7 @@ impl TlsStream {
         stream
     }
 
-    /// Takes a connection apart on which nothing is on its way. `None` if it is not: then it is closed.
+    /// Takes an idle connection apart. One that is not idle is closed, and the result is `None`.
     pub fn into_idle(mut self) -> Option<(Stream, IdleTls)> {
         if !self.is_idle() {
             return None;
@@ -215,13 +214,13 @@ impl TlsStream {
             return None;
         }
         let session = state.session.take()?;
-        // There is nothing left to say goodbye with.
+        // Without a session, dropping sends no close_notify.
         self.is_tls.set(false);
         Some((self.socket.0.take()?, IdleTls(session)))
     }
 
-    /// Whether nothing has come but what sessions are kept up with: tickets and changes of keys. A system call only if
-    /// something has come.
+    /// `true` if nothing has been received but tickets and KeyUpdates. Makes a system call only if something has been
+    /// received.
     pub fn is_idle(&self) -> bool {
         let state = &mut *self.state.borrow_mut();
         for _ in 0..IDLE_ROUNDS_MAX {
@@ -247,16 +246,16 @@ impl TlsStream {
         &self.socket
     }
 
-    /// Whether a handshake was begun.
+    /// `true` once a handshake has begun.
     pub fn is_tls(&self) -> bool {
         self.is_tls.get()
     }
 
-    /// Begins the handshake as `server` wants it. `received` is what has come, `server_name` what the client asks for;
-    /// `http2` says whether it is offered HTTP/2.
+    /// Begins the handshake with the settings of `server`. `received` are the bytes received so far, `server_name` is
+    /// the client's SNI, and `http2` adds HTTP/2 to ALPN.
     ///
     /// # Errors
-    /// The library's.
+    /// Errors of the library.
     pub fn start(
         &self,
         server: &Arc<TlsServer>,
@@ -280,14 +279,14 @@ impl TlsStream {
         Ok(())
     }
 
-    /// The client's certificate is worth this, whatever was found before.
+    /// Overrides the verdict on the client's certificate.
     pub fn set_verdict(&self, verdict: Verdict) {
         if let Some(session) = &self.state.borrow().session {
             session.verdict.set(Some(verdict));
         }
     }
 
-    /// Keeps the client's first message, for variables that ask for it.
+    /// Keeps the client's first message for variables.
     pub fn keep_client_hello(&self, hello: ClientHello<'_>) {
         self.state.borrow_mut().client_hello = Some(Box::new(hello.into_owned()));
     }
@@ -297,30 +296,30 @@ impl TlsStream {
         self.state.borrow().client_hello.as_deref().map(ask)
     }
 
-    /// Notes the name that the client asks for, before the server is known that it gets.
+    /// Stores the client's SNI before the server is chosen.
     pub fn note_server_name(&self, server_name: Option<&[u8]>) {
         self.state.borrow_mut().server_name = server_name.map(Box::from);
         self.is_tls.set(true);
     }
 
-    /// Refuses a client that speaks no version as new as TLSv1.2, in its own one (`version`), before there is a
-    /// session: the library would complain of something else. The result says why.
+    /// Refuses a client without TLSv1.2 or newer, in its own version (`version`), before there is a session: the
+    /// library would report another fault. Returns the failure.
     pub fn refuse_version(&self, version: u16) -> TlsFailure {
         let [_, low] = version.to_be_bytes();
-        // A client that does not take it learns it from the end of the connection.
+        // If the alert cannot be sent at once, the client only sees the connection close.
         let _ = self.socket.try_send_copy(&[21, 3, low, 0, 2, 2, PROTOCOL_VERSION], false);
         TlsFailure::of(PeerIncompatible::Tls12NotOfferedOrEnabled.into())
     }
 
-    /// The name that the client asks for, as soon as it is known.
+    /// The client's SNI, once known.
     pub fn server_name(&self) -> Option<Box<[u8]>> {
         self.state.borrow().server_name.clone()
     }
 
-    /// Ready when the handshake is over and its last message was given to the socket.
+    /// Completes the handshake; ready when its last message was given to the socket.
     ///
     /// # Errors
-    /// Why it failed; the client was told, if it can be.
+    /// Why it failed. An alert was sent if possible.
     pub fn poll_handshake(&self, context: &mut Context<'_>) -> Poll<Result<(), TlsFailure>> {
         let state = &mut *self.state.borrow_mut();
         loop {
@@ -335,7 +334,7 @@ impl TlsStream {
             let standing = match state.advance() {
                 Ok(standing) => standing,
                 Err(failure) => {
-                    // A client that does not take it learns it from the end of the connection.
+                    // If the alert cannot be sent at once, the client only sees the connection close.
                     let _ = self.socket.try_send(&mut state.outgoing, false);
                     return Poll::Ready(Err(failure));
                 }
@@ -347,7 +346,7 @@ impl TlsStream {
                 }
             }
             match standing {
-                // What came early is answered at once if the session can; for all else its end is waited for.
+                // Early data is answered before the handshake ends; otherwise its end is awaited.
                 Standing::Open if state.has_early || !state.is_handshaking() => return Poll::Ready(Ok(())),
                 Standing::Ended => return Poll::Ready(Err(TlsFailure::Closed)),
                 Standing::Open | Standing::Handshake => {}
@@ -360,7 +359,7 @@ impl TlsStream {
         }
     }
 
-    /// See [`Stream::poll_recv`]. Errors are also those of the records.
+    /// See [`Stream::poll_recv`]. Errors also include those of records.
     pub fn poll_recv(&self, context: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
         if !self.is_tls.get() {
             return self.socket.poll_recv(context, into, max);
@@ -376,13 +375,13 @@ impl TlsStream {
             if state.is_ended {
                 return Poll::Ready(Ok(0));
             }
-            // Sending may have found it out.
+            // Sending may have detected a failure.
             if let Some(failure) = &state.failure {
                 return Poll::Ready(Err(failure.clone().into()));
             }
             if !state.incoming.is_empty() {
                 let advanced = state.advance_for(Some((&mut *into, max)));
-                // Answers to what the client has asked for, and alerts; the rest leaves with what is sent next.
+                // Sends answers to KeyUpdates, and alerts; the rest leaves with the next data.
                 if let Err(error) = self.send_control(state) {
                     return Poll::Ready(Err(error));
                 }
@@ -396,7 +395,7 @@ impl TlsStream {
                 }
             }
             match ready!(self.socket.poll_recv(context, &mut state.incoming, RECEIVE_BYTES)) {
-                // An end without an alert: a request says itself whether it is whole, but not every response.
+                // End without close_notify. A request shows by itself whether it is complete; not every response does.
                 Ok(0) if state.is_client() => state.is_cut_short = true,
                 Ok(0) => state.is_ended = true,
                 Ok(_) => {}
@@ -416,7 +415,7 @@ impl TlsStream {
         }
     }
 
-    /// Gives the socket what the session has to say by itself, if nothing is on its way.
+    /// Sends the session's own messages, if no application data is queued.
     fn send_control(&self, state: &mut State) -> io::Result<()> {
         if state.outgoing.is_empty() || state.records.iter().any(|record| record.plain > 0) {
             return Ok(());
@@ -426,7 +425,7 @@ impl TlsStream {
         Ok(())
     }
 
-    /// See [`Stream::poll_send`]. What has not left is still at the front of `out` when this is called again.
+    /// See [`Stream::poll_send`]. Unsent bytes are still at the front of `out` at the next call.
     pub fn poll_send(&self, context: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
         if !self.is_tls.get() {
             return self.socket.poll_send(context, out);
@@ -473,7 +472,7 @@ impl TlsStream {
         Ok(plain)
     }
 
-    /// See [`Stream::try_send_copy`]. What is not sent has to come again by [`TlsStream::poll_send`], before all else.
+    /// See [`Stream::try_send_copy`]. Unsent bytes have to be passed to [`TlsStream::poll_send`] before any others.
     pub fn try_send_copy(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         if !self.is_tls.get() {
             return self.socket.try_send_copy(bytes, is_last);
@@ -496,10 +495,10 @@ impl TlsStream {
         Ok(state.note_left(sent))
     }
 
-    /// Tells the peer that nothing more comes and that it has everything; ready when the kernel has taken that.
+    /// Sends close_notify; ready when the kernel has taken it.
     ///
     /// # Errors
-    /// The connection's, or the session's.
+    /// Errors of the connection or the session.
     pub fn poll_goodbye(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.is_tls.get() {
             return Poll::Ready(Ok(()));
@@ -508,7 +507,7 @@ impl TlsStream {
         self.poll_send(context, &mut Output::new()).map_ok(drop)
     }
 
-    /// Says that nothing more will be sent; see [`Stream::shutdown_write`].
+    /// Sends close_notify and shuts down sending; see [`Stream::shutdown_write`].
     pub fn shutdown_write(&self) -> io::Result<()> {
         self.say_goodbye();
         self.socket.shutdown_write()
@@ -526,26 +525,26 @@ impl TlsStream {
         !state.plain.is_empty() || !state.incoming.is_empty() || self.socket.has_unread()
     }
 
-    /// Tells the client that nothing more comes, and that it got everything, if that is so.
+    /// Sends close_notify, unless data that was encrypted has not left.
     fn say_goodbye(&self) {
         let Ok(mut state) = self.state.try_borrow_mut() else { return };
         let is_cut_short = state.records.iter().any(|record| record.plain > 0);
         if self.is_reset.get() || is_cut_short || state.close().is_err() || state.outgoing.is_empty() {
             return;
         }
-        // A client that does not take it learns it from the end of the connection.
+        // If close_notify cannot be sent at once, the client only sees the connection close.
         if let Ok(sent) = self.socket.try_send(&mut state.outgoing, false) {
             state.note_left(sent);
         }
     }
 
-    /// Whether a handshake that is done went on with an earlier session.
+    /// `true` if a completed handshake resumed a session.
     pub fn is_resumed(&self) -> bool {
         let state = self.state.borrow();
         state.session.as_ref().is_some_and(|session| session.library.handshake_kind() == Some(HandshakeKind::Resumed))
     }
 
-    /// What is known of a client's session; none in the clear, while the handshake lasts and on the client's side.
+    /// Properties of a client's session; `None` without TLS, during the handshake and on the client side.
     pub fn details<T>(&self, ask: impl FnOnce(&TlsDetails<'_>) -> T) -> Option<T> {
         let state = self.state.borrow();
         let session = state.session.as_ref().filter(|_| state.has_early || !state.is_handshaking())?;
@@ -564,8 +563,8 @@ impl Drop for TlsStream {
 }
 
 impl State {
-    /// Ready when no step of the handshake is left that may take long. A signature with a long RSA key takes
-    /// milliseconds: the whole session goes to a thread of the default pool for the step that makes it.
+    /// Ready when no slow handshake step is pending. A signature with a long RSA key takes milliseconds, so the whole
+    /// session moves to a thread of the default pool for that step.
     fn poll_signing(&mut self, context: &mut Context<'_>) -> Poll<Result<(), TlsFailure>> {
         let is_slow = |session: &Session| session.signs_slowly && session.library.is_handshaking();
         if self.signing.is_none()
@@ -582,7 +581,7 @@ impl State {
         let Some(signing) = &mut self.signing else { return Poll::Ready(Ok(())) };
         let signed = ready!(signing.as_mut().poll(context));
         self.signing = None;
-        // Without a thread there is no session any more.
+        // Without a thread the session is lost.
         let Signed { session, incoming, encoded, stepped } = signed
             .map_err(|error| TlsFailure::of_socket(io::Error::new(io::ErrorKind::OutOfMemory, error.to_string())))?;
         self.session = Some(session);
@@ -606,13 +605,13 @@ impl State {
         })
     }
 
-    /// What the next step of the handshake takes, by estimate: see [`HEAVY_STEP`].
+    /// Estimated cost of the next handshake step: see [`HEAVY_STEP`].
     fn step_micros(&self) -> usize {
         let Some(session) = &self.session else { return 0 };
         match &session.server {
             _ if !self.has_stepped => HEAVY_STEP,
             _ if self.incoming.is_empty() => 0,
-            // Version 1.2 agrees on keys in the last step, and 1.3 does where it has asked for another first message.
+            // TLSv1.2 agrees on keys in the last step, as does TLSv1.3 after a HelloRetryRequest.
             Some(server) => {
                 let is_light = session.library.protocol_version() == Some(ProtocolVersion::TLSv1_3)
                     && session.library.handshake_kind() != Some(HandshakeKind::FullWithHelloRetryRequest)
@@ -623,7 +622,7 @@ impl State {
         }
     }
 
-    /// The session has failed: nothing goes on, and the peer is told.
+    /// Records a failure: the session stops and the peer gets an alert.
     fn fail(&mut self, failure: &TlsFailure) {
         self.failure = Some(failure.clone());
         self.encode_alerts();
@@ -638,13 +637,13 @@ impl State {
         self.session.as_ref().is_some_and(|session| session.server.is_none())
     }
 
-    /// Has the session look at what has come. What it decrypts waits in `plain`.
+    /// Processes received bytes. Decrypted data waits in `plain`.
     fn advance(&mut self) -> Result<Standing, TlsFailure> {
         self.advance_for(None).map(|(standing, _)| standing)
     }
 
-    /// As [`State::advance`]; the first piece that is decrypted goes to the reader, as far as that has room, and is
-    /// counted. Ends with it.
+    /// As [`State::advance`], but puts the first decrypted piece into the reader's buffer, as far as there is room, and
+    /// returns its length. Stops after that piece.
     fn advance_for(&mut self, mut reader: Option<(&mut Buffer, usize)>) -> Result<(Standing, usize), TlsFailure> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
@@ -684,8 +683,8 @@ impl State {
         }
     }
 
-    /// What the session has to tell the client after a failure. The library must not look at records any more: it does
-    /// not as long as there is something to tell, but it counts on those that it has seen.
+    /// Encodes alerts after a failure. The library must not process further records: it does not while it has something
+    /// to send, but it relies on seeing the records that it has seen before.
     fn encode_alerts(&mut self) {
         let Some(session) = &mut self.session else { return };
         while session.library.wants_write() {
@@ -709,7 +708,7 @@ impl State {
         Ok(count)
     }
 
-    /// So much of `outgoing` has left; says how much of what is sent that was.
+    /// Notes that bytes of `outgoing` have left; returns how many application bytes they contained.
     fn note_left(&mut self, mut count: usize) -> usize {
         let (mut plain, mut done) = (0, 0);
         for record in &mut self.records {
@@ -726,7 +725,7 @@ impl State {
         plain
     }
 
-    /// How much a record holds at this time.
+    /// Largest contents of a record at this time.
     fn record_bytes(&mut self) -> usize {
         let Some(session) = &self.session else { return FIRST_RECORD_BYTES };
         let now = gale_runtime::now();
@@ -737,13 +736,13 @@ impl State {
         if self.sent_bytes < FIRST_BYTES { largest.min(FIRST_RECORD_BYTES) } else { largest }
     }
 
-    /// Encrypts the beginning of `out`, which stays there, behind what is in `outgoing` already; says how much.
+    /// Encrypts the beginning of `out`, which stays there, and appends it to `outgoing`. Returns the length.
     ///
     /// # Errors
-    /// The session's; `OutOfMemory` when there is no memory for any of it.
+    /// Errors of the session; `OutOfMemory` if there was no memory for any record.
     fn encrypt_batch(&mut self, out: &Output) -> io::Result<usize> {
         thread_local! {
-            /// Where pieces that share a record are put together.
+            /// Buffer that joins pieces into one record.
             static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
         SCRATCH.with_borrow_mut(|scratch| {
@@ -778,7 +777,7 @@ impl State {
                     record = scratch;
                 }
                 match self.encrypt(record) {
-                    // The rest, when this has left.
+                    // The rest follows when this has left.
                     Err(error) if error.kind() == io::ErrorKind::OutOfMemory && encrypted > 0 => break,
                     result => result?,
                 }
@@ -797,7 +796,7 @@ impl State {
         Ok(())
     }
 
-    /// Has the session say that nothing more comes; once.
+    /// Encodes close_notify, once.
     fn close(&mut self) -> io::Result<()> {
         if self.session.as_ref().is_none_or(|session| session.library.is_handshaking())
             || self.failure.is_some()
@@ -811,9 +810,9 @@ impl State {
         Ok(())
     }
 
-    /// Has the session write something of about this size.
+    /// Encodes data into a lease of about this size.
     fn write(&mut self, size: usize, writing: Writing<'_>) -> io::Result<Lease> {
-        // What has come meanwhile is looked at first: the session wants it in order.
+        // Received data is processed first, because the session requires this order.
         if self.advance()? != Standing::Open {
             return Err(TlsFailure::Closed.into());
         }
@@ -824,7 +823,7 @@ impl State {
     }
 }
 
-/// What is known of a session.
+/// Properties of a session.
 pub struct TlsDetails<'s> {
     session: &'s Session,
     server: &'s Arc<TlsServer>,
@@ -837,8 +836,8 @@ impl TlsDetails<'_> {
         &self.session.library
     }
 
-    /// Whether what the client has sent came early, and may be somebody's who has recorded it: the handshake is not at
-    /// its end.
+    /// `true` if the client's data is early data, which an attacker may have recorded and replayed: the handshake is
+    /// not complete.
     pub fn is_early(&self) -> bool {
         self.is_early
     }
@@ -848,7 +847,7 @@ impl TlsDetails<'_> {
         self.server
     }
 
-    /// The name that the client asked for in the handshake.
+    /// The client's SNI.
     pub fn server_name(&self) -> Option<&[u8]> {
         self.server_name
     }
@@ -863,17 +862,17 @@ impl TlsDetails<'_> {
         self.common().negotiated_cipher_suite().map_or("", |suite| suites::suite_name(suite.suite()))
     }
 
-    /// OpenSSL's name of the group that keys were exchanged in; none in a resumed session of version 1.2.
+    /// OpenSSL's name of the key exchange group; `None` in a resumed TLSv1.2 session.
     pub fn curve(&self) -> Option<&'static str> {
         self.common().negotiated_key_exchange_group().map(|group| suites::group_name(group.name()))
     }
 
-    /// The protocol that was agreed upon.
+    /// The protocol negotiated with ALPN.
     pub fn alpn(&self) -> Option<&[u8]> {
         self.common().alpn_protocol()
     }
 
-    /// Whether an earlier session goes on.
+    /// `true` if the session was resumed.
     pub fn is_resumed(&self) -> bool {
         self.common().handshake_kind() == Some(HandshakeKind::Resumed)
     }
@@ -883,7 +882,7 @@ impl TlsDetails<'_> {
         self.common().peer_certificates()?.first().and_then(|certificate| Certificate::of(certificate))
     }
 
-    /// What that is worth.
+    /// Verdict on the client's certificate.
     pub fn verdict(&self) -> Verdict {
         let judge = || verify::judge(self.server.client_rules(), self.common().peer_certificates().unwrap_or(&[]));
         let verdict = self.session.verdict.get().unwrap_or_else(judge);
@@ -891,7 +890,7 @@ impl TlsDetails<'_> {
         verdict
     }
 
-    /// The certificates from the client's to its authority's; none if it is not good.
+    /// The chain from the client's certificate to the authority; empty if verification failed.
     pub fn verified_chain(&self) -> Vec<Vec<u8>> {
         verify::verified_chain(self.server.client_rules(), self.common().peer_certificates().unwrap_or(&[]))
     }
@@ -909,7 +908,7 @@ mod tests {
     use rustls::pki_types::{PrivateKeyDer, ServerName};
     use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, SupportedProtocolVersion};
 
-    /// A server, and a client that trusts it.
+    /// Configurations of a server, and of a client that trusts it.
     fn configs(version: &'static SupportedProtocolVersion) -> (ServerConfig, Arc<ClientConfig>) {
         let own = rcgen::generate_simple_self_signed(["example.com".to_owned()]).unwrap();
         let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
@@ -923,7 +922,7 @@ mod tests {
         (server, Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
     }
 
-    /// A server's side before the handshake, and a client that trusts it.
+    /// Server side before the handshake, and a client that trusts it.
     fn sides(version: &'static SupportedProtocolVersion) -> (State, ClientConnection) {
         let (server, client) = configs(version);
         let client = ClientConnection::new(client, ServerName::try_from("example.com").unwrap()).unwrap();
@@ -934,8 +933,8 @@ mod tests {
         (State { session: Some(Box::new(session)), ..State::default() }, client)
     }
 
-    /// Carries bytes to ours in pieces of this size, with one byte changed if its place is among them. Returns how
-    /// many.
+    /// Passes bytes to the tested side in pieces of this size, with one byte changed if its place is among them.
+    /// Returns the number of bytes.
     fn carry(
         state: &mut State,
         mut bytes: Vec<u8>,
@@ -950,7 +949,7 @@ mod tests {
         for piece in bytes.chunks(piece) {
             state.incoming.append(piece).unwrap();
             if let Err(failure) = state.advance() {
-                // Whatever is asked of it afterwards.
+                // Later calls fail as well.
                 assert!(state.advance().is_err() && state.close().is_ok());
                 assert!(state.write(9, Writing::CloseNotify).is_err());
                 return Err(failure);
@@ -959,8 +958,8 @@ mod tests {
         Ok(bytes.len())
     }
 
-    /// Carries everything that the client sends to the server in pieces of this size, with one byte changed, and the
-    /// answers back. Returns what the server has read, or how it failed.
+    /// Passes the client's bytes to the server in pieces of this size, with one byte changed, and the answers back.
+    /// Returns the bytes that the server has read, or its failure.
     fn talk(
         version: &'static SupportedProtocolVersion,
         piece: usize,
@@ -993,7 +992,7 @@ mod tests {
         Ok((state.plain.readable().to_vec(), sent))
     }
 
-    /// As [`talk`], with ours as the client: what a server sends is carried to it.
+    /// As [`talk`], with the client as the tested side.
     fn listen(
         version: &'static SupportedProtocolVersion,
         piece: usize,
@@ -1032,7 +1031,7 @@ mod tests {
         Ok((state.plain.readable().to_vec(), sent))
     }
 
-    /// What [`talk`] and [`listen`] have in common.
+    /// Signature of [`talk`] and [`listen`].
     type Carries =
         fn(&'static SupportedProtocolVersion, usize, Option<(usize, u8)>) -> Result<(Vec<u8>, usize), TlsFailure>;
 
@@ -1043,12 +1042,12 @@ mod tests {
             for piece in [1, 7, 600] {
                 assert_eq!(carries(version, piece, None).unwrap().0, [b'x'; 20_000]);
             }
-            // Every third of the handshake's, and some of those behind it.
+            // Every third place in the handshake, and some behind it.
             let places = (0..length).filter(|place| *place < 2200 && place % 3 == 0 || place % 977 == 0);
             for place in places {
                 for (piece, value) in [(usize::MAX, 1 << (place % 8)), (61, 0xff)] {
                     if let Ok((read, _)) = carries(version, piece, Some((place, value))) {
-                        // Lost at the end, at most; or of no importance, as a name that nobody looks at.
+                        // The end may be lost; or the byte did not matter, as in an unused name.
                         assert!(read.iter().all(|&byte| byte == b'x'));
                     }
                 }

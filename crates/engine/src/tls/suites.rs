@@ -1,8 +1,8 @@
 //! OpenSSL's names of versions, cipher suites and groups, and its expressions for lists of suites
 //! (<https://docs.openssl.org/3.5/man1/openssl-ciphers/#cipher-list-format>).
 //!
-//! Spoken are the suites that give forward secrecy and authenticated encryption; what an expression asks for beside
-//! them cannot be had, and is told.
+//! Supported are the suites with forward secrecy and authenticated encryption. Other suites in an expression cause a
+//! warning.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use rustls::{CipherSuite, NamedGroup, ProtocolVersion, SupportedCipherSuite};
 
 use super::commands::Commanded;
 
-/// A suite of version 1.2.
+/// A suite of TLSv1.2.
 struct Suite {
     name: &'static str,
     suite: SupportedCipherSuite,
-    /// The words of expressions that mean it, among others. `RSA` is none of them, which asks for an exchange of keys,
-    /// nor is a `SHA…`, which asks for a MAC: these suites have none.
+    /// Words of expressions that include this suite. `RSA` is not among them, since it means a key exchange, nor is
+    /// `SHA…`, which means a MAC that these suites do not have.
     words: &'static [&'static str],
     bits: u16,
 }
@@ -65,10 +65,10 @@ static SUITES: &[Suite] = &[
     },
 ];
 
-/// Words that mean every one of them. `DEFAULT` does so at the beginning of an expression alone.
+/// Words that mean every suite. `DEFAULT` also does, but only at the start of an expression.
 const OF_ALL: &[&str] = &["ALL", "HIGH", "ECDH", "ECDHE", "kECDHE", "EECDH", "kEECDH", "TLSv1.2"];
 
-/// What stands for a whole expression where it begins with it, the longer ones first.
+/// Names that replace the whole expression when it begins with them, longer ones first.
 const SUITE_B: &[(&str, &str)] = &[
     ("SUITEB128ONLY", "ECDHE-ECDSA-AES128-GCM-SHA256"),
     ("SUITEB128C2", "ECDHE-ECDSA-AES256-GCM-SHA384"),
@@ -76,17 +76,17 @@ const SUITE_B: &[(&str, &str)] = &[
     ("SUITEB192", "ECDHE-ECDSA-AES256-GCM-SHA384"),
 ];
 
-/// How many bits each `@SECLEVEL` asks for at least.
+/// Smallest number of bits at each `@SECLEVEL`.
 const LEVEL_BITS: [u16; 6] = [0, 80, 112, 128, 192, 256];
 
-/// Suites of version 1.3: no expression is about them.
+/// Suites of TLSv1.3, which expressions do not affect.
 static SUITES_13: &[(&str, SupportedCipherSuite)] = &[
     ("TLS_AES_256_GCM_SHA384", aws::TLS13_AES_256_GCM_SHA384),
     ("TLS_CHACHA20_POLY1305_SHA256", aws::TLS13_CHACHA20_POLY1305_SHA256),
     ("TLS_AES_128_GCM_SHA256", aws::TLS13_AES_128_GCM_SHA256),
 ];
 
-/// The groups that are spoken, in the order in which they are preferred.
+/// Supported groups, in order of preference.
 static GROUPS: &[(&[&str], &dyn SupportedKxGroup)] = &[
     (&["X25519MLKEM768"], kx_group::X25519MLKEM768),
     (&["X25519", "x25519"], kx_group::X25519),
@@ -95,31 +95,31 @@ static GROUPS: &[(&[&str], &dyn SupportedKxGroup)] = &[
     (&["SecP256r1MLKEM768"], kx_group::SECP256R1MLKEM768),
 ];
 
-/// Those of `auto`.
+/// Groups of `auto`.
 const GROUPS_AUTO: usize = 4;
 
-/// What an expression stands for.
+/// Result of an expression.
 #[derive(Debug, Default)]
 struct Suites {
-    /// Suites of version 1.2, the preferred ones first.
+    /// Suites of TLSv1.2, in order of preference.
     suites: Vec<SupportedCipherSuite>,
-    /// The words that ask for nothing that can be had.
+    /// Words that match no supported suite.
     missing: Vec<String>,
 }
 
-/// Why there are no suites.
+/// Fault of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unfit {
-    /// The expression breaks a rule.
+    /// The expression has an invalid command.
     InvalidCommand,
-    /// It chooses none.
+    /// It selects no suite.
     NoMatch,
 }
 
-/// The suites that rules choose among, as OpenSSL keeps them: a rule moves those that it means to an end of the list,
-/// so that the next one finds them in this order.
+/// The suites under selection, kept as in OpenSSL: a rule moves the suites that it means to an end of the list, and the
+/// next rule finds them in this order.
 struct Choice {
-    /// Those that no rule has excluded for good, and whether they are chosen.
+    /// Suites that no rule has excluded for good, with a flag for those selected.
     listed: Listed,
     bits_min: u16,
     missing: Vec<String>,
@@ -165,7 +165,7 @@ impl Choice {
         let is_meant = |index: usize| is_meant(text, &SUITES[index]);
         match operator {
             b'!' => self.listed.retain(|(index, _)| !is_meant(*index)),
-            // What is taken away first comes back first.
+            // The suite removed first comes back first.
             b'-' => {
                 let (gone, kept) = self.divided(|index, is_chosen| is_chosen && is_meant(index));
                 self.listed = gone.into_iter().map(|(index, _)| (index, false)).chain(kept).collect();
@@ -184,20 +184,20 @@ impl Choice {
         Ok(())
     }
 
-    /// Chooses these, behind those that are chosen.
+    /// Selects suites, behind those already selected.
     fn add(&mut self, is_meant: impl Fn(usize) -> bool) {
         let (new, kept) = self.divided(|index, is_chosen| !is_chosen && is_meant(index));
         self.listed = kept.into_iter().chain(new.into_iter().map(|(index, _)| (index, true))).collect();
     }
 
-    /// The ones that are so, and the others, in their order.
+    /// Splits the list by a predicate, keeping the order.
     fn divided(&self, is_so: impl Fn(usize, bool) -> bool) -> (Listed, Listed) {
         self.listed.iter().partition(|(index, is_chosen)| is_so(*index, *is_chosen))
     }
 
     /// `@STRENGTH`, `@SECLEVEL=N`
     fn command(&mut self, text: &str) -> Result<(), Unfit> {
-        // As in OpenSSL, what is joined to a command is nothing.
+        // As in OpenSSL, anything joined to a command is ignored.
         let command = text.split('+').next().unwrap_or_default();
         if command == "STRENGTH" {
             self.listed.sort_by_key(|&(index, is_chosen)| is_chosen.then(|| Reverse(SUITES[index].bits)));
@@ -209,12 +209,12 @@ impl Choice {
     }
 }
 
-/// Whether OpenSSL reads it as a word.
+/// `true` if OpenSSL reads it as a word.
 fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.=".contains(&byte))
 }
 
-/// Whether words joined by `+` mean the suite.
+/// `true` if words joined by `+` match the suite.
 fn is_meant(text: &str, suite: &Suite) -> bool {
     text.split('+').all(|word| {
         word == suite.name || suite.words.contains(&word) || word == iana_name(suite) || OF_ALL.contains(&word)
@@ -225,10 +225,10 @@ fn iana_name(suite: &Suite) -> &'static str {
     suite.suite.suite().as_str().unwrap_or("")
 }
 
-/// The suites that are spoken as `ssl_ciphers` says, or `proxy_ssl_ciphers`: those of version 1.3 and the chosen ones.
+/// The suites of `ssl_ciphers` or `proxy_ssl_ciphers`: those of TLSv1.3 and the selected ones.
 ///
 /// # Errors
-/// None is chosen, in OpenSSL's words.
+/// No suite is selected, in OpenSSL's words.
 fn spoken(
     ciphers: &Setting<BString>,
     of_13: &Setting<BString>,
@@ -248,7 +248,7 @@ fn spoken(
     Ok(suites_13(of_13, notes)?.into_iter().chain(found.suites).collect())
 }
 
-/// The suites of version 1.3 that a list names; all of them without one.
+/// The suites of TLSv1.3 in a list; all if it is unset.
 fn suites_13(list: &Setting<BString>, notes: &mut Vec<Diagnostic>) -> Result<Vec<SupportedCipherSuite>, Diagnostic> {
     let Some(names) = list.get_opt() else { return Ok(SUITES_13.iter().map(|(_, suite)| *suite).collect()) };
     let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -274,10 +274,10 @@ fn note_missing(what: &str, missing: &[String], list: &Setting<BString>, notes: 
     }
 }
 
-/// The suites and groups that are spoken.
+/// The enabled suites and groups.
 ///
 /// # Errors
-/// OpenSSL's: nothing is left of a list.
+/// OpenSSL's error: a list is empty.
 pub(super) fn provider(commanded: &Commanded, notes: &mut Vec<Diagnostic>) -> Result<Arc<CryptoProvider>, Diagnostic> {
     let curves = &commanded.curves;
     let cipher_suites = spoken(&commanded.ciphers, &commanded.suites_13, notes)?;
@@ -310,7 +310,7 @@ pub fn version_name(version: ProtocolVersion) -> &'static str {
     }
 }
 
-/// Evaluates the argument of `ssl_ecdh_curve`: the groups, and the names that cannot be had.
+/// Evaluates the argument of `ssl_ecdh_curve`: the groups, and the names that are not supported.
 fn groups(list: &str) -> (Vec<&'static dyn SupportedKxGroup>, Vec<String>) {
     if list == "auto" {
         return (GROUPS[..GROUPS_AUTO].iter().map(|(_, group)| *group).collect(), Vec::new());
@@ -334,8 +334,8 @@ mod tests {
         suites.iter().map(|suite| suite_name(suite.suite())).collect()
     }
 
-    /// Lines `EXPRESSION => SUITE ...`, of those suites of `openssl ciphers -s -tls1_2 EXPRESSION` (3.0) that are
-    /// spoken.
+    /// Lines `EXPRESSION => SUITE ...`, from `openssl ciphers -s -tls1_2 EXPRESSION` (3.0), limited to the supported
+    /// suites.
     #[test]
     fn expressions_mean_what_openssl_says() {
         const SHORT: [(&str, &str); 6] = [

@@ -1,5 +1,4 @@
-//! What a log asks of a syslog server that it speaks to over TLS: a certificate for its name, of an authority that is
-//! trusted.
+//! Syslog over TLS: the server's certificate has to match its name and come from a trusted authority.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -13,10 +12,10 @@ use super::blocking::{BlockingClient, BlockingTls, TrustedBy, note_file, read_sy
 use super::random;
 use crate::log::{Carrier, Channel, Secure, SyslogSettings};
 
-/// Whatever these settings need, for a process that builds the configuration.
+/// TLS settings of a log, for a process that builds the configuration; `None` if the log does not use TLS.
 ///
 /// # Errors
-/// The authorities cannot be had.
+/// The CA certificates cannot be read.
 pub fn of(settings: &SyslogSettings, resources: &mut dyn Resources) -> Result<Option<Arc<dyn Secure>>, String> {
     if settings.carrier != Carrier::Tls {
         return Ok(None);
@@ -36,7 +35,7 @@ pub fn of(settings: &SyslogSettings, resources: &mut dyn Resources) -> Result<Op
     Ok(Some(Arc::new(client)))
 }
 
-/// The same for the logs of whole processes, which are there before a configuration is built: they read the file for
+/// The same for the logs of whole processes, which exist before a configuration is built. They read the CA file for
 /// each connection.
 pub fn of_process(settings: &SyslogSettings) -> Option<Arc<dyn Secure>> {
     let trusted = settings.trusted.clone().map_or(TrustedBy::System, TrustedBy::File);

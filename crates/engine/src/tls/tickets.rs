@@ -1,11 +1,11 @@
-//! Sessions that clients come back with: tickets, which the client keeps, and stores of the server's.
+//! Session resumption: tickets, which the client keeps, and session stores of the server.
 //!
-//! A session belongs to the server that began it: to its certificates and to its rules for those of clients. With
-//! another server, or after a change of these, the handshake is a whole one. (As with nginx's session identifier
-//! context, which has fewer of the rules in it.)
+//! A session is bound to the server that began it: to its certificates and its rules for client certificates. With
+//! another server, or after a change of these, a full handshake takes place. (nginx's session identifier context does
+//! the same with fewer of the rules.)
 //!
-//! Keys of tickets are the master's, which gives them to every worker process and to the binary after this one, and
-//! changes them as often as sessions end, once an hour at least (decision 0041); or they come from
+//! Ticket keys come from the master, which gives them to every worker process and to the next binary at an upgrade. It
+//! replaces them at the lifetime of sessions, at least once an hour (decision 0041). Alternatively they come from
 //! `ssl_session_ticket_key`.
 
 use std::fmt;
@@ -19,16 +19,16 @@ use gale_process::{Secret, SecretSeries};
 use parking_lot::Mutex;
 use rustls::server::{ProducesTickets, ServerSessionMemoryCache, StoresServerSessions};
 
-/// What a session belongs to: a hash.
+/// Hash of the settings that a session is bound to.
 pub type Identity = [u8; 32];
 
-/// nginx's estimate of what a session takes in a shared cache.
+/// nginx's estimate of the size of a session in a shared cache.
 const SESSION_BYTES: u64 = 256;
 
 const NAME_BYTES: usize = 16;
 const TIME_BYTES: usize = 8;
 
-/// A key with the name by which tickets say that it is theirs.
+/// A ticket key, with the name that identifies it in tickets.
 pub struct TicketKey {
     name: [u8; NAME_BYTES],
     key: LessSafeKey,
@@ -41,21 +41,21 @@ impl TicketKey {
     }
 }
 
-/// Keys for sessions that live equally long.
+/// Keys for sessions of one lifetime.
 struct KeySeries {
-    /// How long these live, in seconds.
+    /// Lifetime of the sessions, in seconds.
     lifetime: u32,
-    /// With the time from which they encrypt, in seconds since 1970; the oldest first.
+    /// Keys with the time from which they encrypt, in seconds since 1970; oldest first.
     keys: Vec<(u64, Arc<TicketKey>)>,
 }
 
-/// The keys that all worker processes have in common, the shortest lifetime first.
+/// Keys shared by all worker processes, shortest lifetime first.
 #[derive(Default)]
 pub struct SharedKeys(Mutex<Vec<KeySeries>>);
 
 static SHARED_KEYS: SharedKeys = SharedKeys(Mutex::new(Vec::new()));
 
-/// From now on these are the keys of tickets.
+/// Replaces the ticket keys.
 pub fn use_ticket_keys(series: &[SecretSeries]) {
     SHARED_KEYS.replace(series);
 }
@@ -71,11 +71,11 @@ impl SharedKeys {
         *self.0.lock() = all;
     }
 
-    /// The key that encrypts at this time, for sessions that live so long. None where the master could make none.
+    /// The key that encrypts at `now` for sessions of this lifetime; `None` if the master could not make one.
     fn newest(&self, lifetime: u32, now: u64) -> Option<Arc<TicketKey>> {
         let all = self.0.lock();
         let keys = &all.iter().find(|series| series.lifetime >= lifetime).or(all.last())?.keys;
-        // The first one where the clock was put back.
+        // The first key if the clock was set back.
         let (_, key) = keys.iter().rev().find(|(from, _)| *from <= now).or(keys.first())?;
         Some(Arc::clone(key))
     }
@@ -87,25 +87,25 @@ impl SharedKeys {
     }
 }
 
-/// Where the keys of a server's tickets come from.
+/// Source of a server's ticket keys.
 #[derive(Clone)]
 pub enum TicketKeys {
-    /// The server itself: see [`SharedKeys`].
+    /// Keys from the master: see [`SharedKeys`].
     Own(&'static SharedKeys),
-    /// Files; the first one encrypts.
+    /// Keys from files; the first one encrypts.
     OfFiles(Arc<[Arc<TicketKey>]>),
 }
 
 impl TicketKeys {
-    /// Those that all worker processes have in common.
+    /// The keys shared by all worker processes.
     pub fn own() -> TicketKeys {
         TicketKeys::Own(&SHARED_KEYS)
     }
 
-    /// A key out of a file.
+    /// A key from a file.
     ///
     /// # Errors
-    /// nginx's words: the file is of the wrong size.
+    /// The file has the wrong size, in nginx's words.
     pub fn of_file(name: &str, content: &[u8]) -> Result<Arc<TicketKey>, String> {
         let (Some((key_name, secret)), 48 | 80) = (content.split_first_chunk(), content.len()) else {
             return Err(format!("\"{name}\" must be 48 or 80 bytes"));
@@ -132,17 +132,17 @@ fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
-/// Makes and takes the tickets of a server.
+/// Encrypts and decrypts the tickets of a server.
 ///
 /// ```text
 ///   name of the key (16) | nonce (12) | encrypted: seconds (8), session | tag (16)
 /// ```
 pub struct Tickets {
-    /// Whose keys.
+    /// Keys of the tickets.
     pub keys: TicketKeys,
-    /// Whose sessions.
+    /// Identity of the server.
     pub identity: Identity,
-    /// How long they live, in seconds.
+    /// Lifetime of sessions, in seconds.
     pub lifetime: u32,
 }
 
@@ -194,17 +194,17 @@ impl ProducesTickets for Tickets {
     }
 }
 
-/// A server's part of a store of sessions.
+/// A server's sessions within a session store.
 pub struct Sessions {
     store: SessionStore,
     identity: Identity,
     lifetime: u32,
 }
 
-/// Where sessions are kept, those of several servers side by side.
+/// Session store, shared by several servers.
 pub type SessionStore = Arc<ServerSessionMemoryCache>;
 
-/// The store of this name, which goes on over reloads unless its size changes.
+/// The store of this name, which persists over reloads unless its size changes.
 pub fn shared_store(name: &BString, bytes: u64) -> SessionStore {
     static STORES: Mutex<Vec<(BString, u64, SessionStore)>> = Mutex::new(Vec::new());
     let mut stores = STORES.lock();
@@ -217,13 +217,13 @@ pub fn shared_store(name: &BString, bytes: u64) -> SessionStore {
     store
 }
 
-/// A store for so many sessions.
+/// A store for this many sessions.
 pub fn store_of(sessions: u64) -> SessionStore {
     ServerSessionMemoryCache::new(usize::try_from(sessions).unwrap_or(usize::MAX).clamp(1, 1 << 22))
 }
 
 impl Sessions {
-    /// The part of the server that has this identity.
+    /// The sessions of the server with this identity.
     pub fn new(store: &SessionStore, identity: Identity, lifetime: u32) -> Sessions {
         Sessions { store: Arc::clone(store), identity, lifetime }
     }
@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Keys for these lifetimes that are in force from these times on.
+    /// Keys for these lifetimes, each with the times from which they encrypt.
     fn shared(all: &[(u32, &[u64])]) -> TicketKeys {
         let keys: &'static SharedKeys = Box::leak(Box::default());
         keys.replace(&all.iter().map(|(lifetime, froms)| series(*lifetime, froms)).collect::<Vec<_>>());
@@ -312,9 +312,9 @@ mod tests {
         assert_eq!(key_of(&long.encrypt_at(100, b"x").unwrap()), [44 ^ 100; NAME_BYTES]);
         assert!(long.decrypt_at(250, &first).is_some());
         assert_eq!(key_of(&short.encrypt_at(69, b"x").unwrap()), [60 ^ 10; NAME_BYTES]);
-        // Before any time there is, as after a clock was put back.
+        // Before the first key's time, as after the clock was set back.
         assert_eq!(key_of(&short.encrypt_at(1, b"x").unwrap()), [60 ^ 10; NAME_BYTES]);
-        // One that has no keys of its own does with those of the next longer lifetime.
+        // A lifetime without keys uses those of the next longer one.
         assert_eq!(key_of(&of(&keys, 61).encrypt_at(99, b"x").unwrap()), [44 ^ 5; NAME_BYTES]);
         let TicketKeys::Own(own) = keys else { unreachable!() };
         own.replace(&[series(300, &[100, 200])]);

@@ -1,9 +1,9 @@
-//! Certificates of clients. As in nginx the handshake succeeds whatever a certificate is worth: the library checks only
-//! that the client has its key, and requests are answered with 495 and 496 afterwards.
+//! Verification of client certificates. As in nginx the handshake succeeds whatever the verdict: the library only
+//! checks that the client has its key, and requests are then answered with 495 or 496.
 //!
-//! What the library's own verifier takes is good. It is stricter than OpenSSL, though: certificates of version 1 and
-//! leaves that are authorities are nothing to it, nor are lists of revoked certificates of version 1. So the rest is
-//! judged here, as OpenSSL does, and so is everything where there are such lists.
+//! A certificate that the library's verifier accepts is good. That verifier is stricter than OpenSSL, however: it
+//! rejects certificates of version 1, leaf certificates that are authorities, and CRLs of version 1. So certificates
+//! that it rejects are judged here as OpenSSL does, as are all certificates where there are CRLs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,33 +24,33 @@ use x509_parser::time::ASN1Time;
 use super::settings::VerifyClient;
 use crate::traffic::Unverified;
 
-/// Longest way from a client's certificate to an authority that is looked for, and most certificates of the client's
-/// that are looked at: each pair of them may cost a check of a signature. (OpenSSL looks for 100.)
+/// Longest chain from a client's certificate to an authority, and most certificates of the client that are examined:
+/// each pair of them may cost a signature check. (OpenSSL's limit is 100.)
 const CHAIN_MAX: usize = 10;
 
-/// What is asked of clients.
+/// Rules for client certificates.
 #[derive(Default)]
 pub struct ClientRules {
-    /// Whether they have to have a certificate.
+    /// Mode of `ssl_verify_client`.
     pub mode: VerifyClient,
-    /// Who is trusted.
+    /// Trusted authorities.
     pub authorities: Vec<CertificateDer<'static>>,
-    /// What is revoked.
+    /// Certificate revocation lists.
     pub revoked: Vec<CertificateRevocationListDer<'static>>,
-    /// The library's own verifier with these authorities, if it takes them.
+    /// The library's verifier with these authorities, if it accepts them.
     pub strict: Option<Arc<dyn ClientCertVerifier>>,
-    /// How many certificates may stand between theirs and an authority's.
+    /// Most certificates between the client's and the authority's.
     pub depth: u64,
 }
 
-/// What a client's certificate is worth.
+/// Verdict on a client's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// There is none.
+    /// No certificate was sent.
     None,
-    /// It is good.
+    /// The certificate is valid.
     Good,
-    /// It is not.
+    /// Verification failed.
     Bad(Fault),
 }
 
@@ -65,7 +65,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What is wrong with a certificate, by OpenSSL's numbers.
+/// Fault of a certificate, by OpenSSL's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 #[expect(missing_docs, reason = "the words say it")]
@@ -86,13 +86,13 @@ pub enum Fault {
     UnknownExtension = 34,
     TooWeak = 68,
     NoAuthority = 79,
-    // Not OpenSSL's: what a responder says.
+    // Not OpenSSL's: results of OCSP.
     RevokedByResponder = 1000,
     NoStatus = 1001,
 }
 
 impl fmt::Display for Fault {
-    /// As messages have it: `(10:certificate has expired)`.
+    /// Form in messages: `(10:certificate has expired)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Fault::RevokedByResponder | Fault::NoStatus => f.write_str(self.words()),
@@ -102,7 +102,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// As figures have it.
+    /// Reason for metrics.
     pub fn reason(self) -> Unverified {
         match self {
             Fault::Expired => Unverified::Expired,
@@ -140,13 +140,13 @@ impl Fault {
         }
     }
 
-    /// Only that nobody knows who issued it: `optional_no_ca` takes that.
+    /// `true` if the only fault is an unknown issuer, which `optional_no_ca` accepts.
     pub fn is_unknown_issuer(self) -> bool {
         matches!(self, Fault::SelfSigned | Fault::SelfSignedInChain | Fault::NoIssuer | Fault::NoIssuerOfFirst)
     }
 }
 
-/// The library's own verifier; none if it does not take the authorities.
+/// The library's verifier; `None` if it rejects the authorities.
 pub fn strict(
     authorities: &[CertificateDer<'static>],
     provider: &Arc<CryptoProvider>,
@@ -157,7 +157,7 @@ pub fn strict(
     builder.build().ok().map(|verifier| verifier as Arc<dyn ClientCertVerifier>)
 }
 
-/// What a chain is worth that a client has sent.
+/// Judges the chain that a client has sent.
 pub fn judge(rules: &ClientRules, chain: &[CertificateDer<'static>]) -> Verdict {
     let Some((own, others)) = chain.split_first() else { return Verdict::None };
     let now = UnixTime::now();
@@ -172,14 +172,15 @@ pub fn judge(rules: &ClientRules, chain: &[CertificateDer<'static>]) -> Verdict 
     }
 }
 
-/// What a chain is good for.
+/// Purpose that a chain is verified for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Client,
     Server,
 }
 
-/// What a chain is worth that a server has sent, without a look at names: only what of `rules` says who is trusted.
+/// Judges the chain that a server has sent, without its names. Of `rules` only the trust settings are used, not the
+/// mode.
 pub(super) fn judge_server(
     rules: &ClientRules,
     own: &CertificateDer<'_>,
@@ -190,8 +191,8 @@ pub(super) fn judge_server(
     judge_chain(rules, Purpose::Server, own, others, now, is_strictly_good)
 }
 
-/// Judges a chain as OpenSSL does, its authority included. The library's verifier looks at no more than an authority's
-/// name and key; it is asked about what is not judged here, the names that an authority may sign for.
+/// Judges a chain as OpenSSL does, including its authority, of which the library's verifier only uses name and key. The
+/// library is consulted for name constraints, which are not judged here.
 fn judge_chain(
     rules: &ClientRules,
     purpose: Purpose,
@@ -212,7 +213,7 @@ fn asn1(time: UnixTime) -> Result<ASN1Time, Fault> {
     time.ok_or(Fault::BadSignature)
 }
 
-/// The certificates from a client's to its authority's, of a chain that was found good.
+/// The certificates from a client's to the authority's, for a chain that was found valid.
 pub fn verified_chain(rules: &ClientRules, chain: &[CertificateDer<'static>]) -> Vec<Vec<u8>> {
     let Some((own, others)) = chain.split_first() else { return Vec::new() };
     let trusted = parse_all(&rules.authorities, usize::MAX);
@@ -223,7 +224,7 @@ pub fn verified_chain(rules: &ClientRules, chain: &[CertificateDer<'static>]) ->
     chain.map_or_else(|_| Vec::new(), |chain| chain.iter().map(|certificate| certificate.as_raw().to_vec()).collect())
 }
 
-/// Whether one certificate has signed the other, in DER.
+/// `true` if the first certificate has signed the second; both in DER.
 pub fn has_issued(issuer: &[u8], certificate: &[u8]) -> bool {
     let (Ok((_, issuer)), Ok((_, certificate))) =
         (X509Certificate::from_der(issuer), X509Certificate::from_der(certificate))
@@ -249,11 +250,11 @@ fn judge_by_hand(
     let (trusted, others) = (parse_all(&rules.authorities, usize::MAX), parse_all(others, CHAIN_MAX));
     let (_, own) = X509Certificate::from_der(own).map_err(|_| Fault::BadSignature)?;
     let chain = find_chain(&own, &trusted, &others, now)?;
-    // Neither the client's nor the last one's.
+    // Neither the client's certificate nor the last one counts.
     if chain.len().saturating_sub(2) as u64 > rules.depth {
         return Err(Fault::ChainTooLong);
     }
-    // Of several faults the last one is told, as nginx has it from OpenSSL.
+    // Of several faults the last one is reported, as in nginx with OpenSSL.
     let mut result = Ok(());
     let places = || chain.iter().enumerate();
     for (place, certificate) in places() {
@@ -281,7 +282,7 @@ fn judge_by_hand(
     result
 }
 
-/// The way from a client's certificate to an authority that has signed itself.
+/// Builds the chain from a client's certificate to a self-signed authority.
 fn find_chain<'c, 'd>(
     own: &'c X509Certificate<'d>,
     trusted: &'c [X509Certificate<'d>],
@@ -309,9 +310,9 @@ fn find_chain<'c, 'd>(
     }
 }
 
-/// The issuer of a certificate. An authority that was renewed with the same key has several certificates that fit: as
-/// with OpenSSL one that is valid now goes first, then the one that is valid the longest. A signature is checked in
-/// this order, so that more certificates of the same name cost no more checks.
+/// Finds the issuer of a certificate. An authority renewed with the same key has several matching certificates: as in
+/// OpenSSL a currently valid one is preferred, then the one that is valid longest. Signatures are checked in this
+/// order, so more certificates of the same name cost no more checks.
 fn find_issuer<'c, 'd>(
     certificate: &X509Certificate<'_>,
     candidates: &'c [X509Certificate<'d>],
@@ -335,7 +336,7 @@ fn has_signed(issuer: &X509Certificate<'_>, certificate: &X509Certificate<'_>) -
     certificate.verify_signature(Some(issuer.public_key())).is_ok()
 }
 
-/// Whether a certificate is fit for its place in a chain, where the client's is 0.
+/// Checks that a certificate's extensions allow its place in a chain; the client's place is 0.
 fn check_extensions(
     certificate: &X509Certificate<'_>,
     purpose: Purpose,
@@ -361,7 +362,7 @@ fn check_extensions(
                     return Err(Fault::WrongPurpose);
                 }
             }
-            // What names it may sign for is not looked at here.
+            // Name constraints are checked elsewhere.
             ParsedExtension::NameConstraints(_) if names_are_checked => {}
             ParsedExtension::NameConstraints(_) => return Err(Fault::UnknownExtension),
             ParsedExtension::SubjectAlternativeName(_)
@@ -377,7 +378,7 @@ fn check_extensions(
     if place == 0 {
         return Ok(());
     }
-    // One of version 1 has no extensions: as an authority it has to be trusted itself.
+    // A certificate of version 1 has no extensions; as an authority it has to be trusted itself.
     if !is_authority.unwrap_or(is_last && certificate.extensions().is_empty()) || !may_sign {
         return Err(Fault::NoAuthority);
     }
@@ -387,7 +388,7 @@ fn check_extensions(
     Ok(())
 }
 
-/// Whether a certificate was revoked. Where there are lists there has to be one of each issuer.
+/// Checks that a certificate is not revoked. If there are CRLs, each issuer needs one.
 fn check_revocation(
     rules: &ClientRules,
     certificate: &X509Certificate<'_>,
@@ -415,24 +416,24 @@ fn check_revocation(
         if list.iter_revoked_certificates().any(|revoked| *revoked.serial() == certificate.serial) {
             return Err(Fault::Revoked);
         }
-        // An older list of the same issuer may stand beside a newer one.
+        // A newer list of the same issuer may follow.
         is_listed = true;
     }
     if is_listed { Ok(()) } else { Err(fault) }
 }
 
-/// Asks for a certificate and takes any.
+/// Requests a certificate and accepts any.
 #[derive(Debug)]
 pub struct TakesAny {
-    /// The authorities that clients are told of.
+    /// Names of the authorities sent to clients.
     pub hints: Vec<DistinguishedName>,
-    /// How signatures are checked.
+    /// Provider of the signature checks.
     pub provider: Arc<CryptoProvider>,
 }
 
 impl TakesAny {
-    /// Checks a signature with the key of a certificate that the library does not look into, by as many of the
-    /// algorithms that the scheme stands for.
+    /// Checks a signature with the key of a certificate that the library does not parse, with up to this many of the
+    /// scheme's algorithms.
     fn check(
         &self,
         message: &[u8],
@@ -494,7 +495,7 @@ impl ClientCertVerifier for TakesAny {
                     | SignatureScheme::RSA_PKCS1_SHA384
                     | SignatureScheme::RSA_PKCS1_SHA512
             );
-            // The curve goes with the scheme: it is that of the first one.
+            // In TLSv1.3 the scheme fixes the curve, which is that of the first algorithm.
             let checked = if is_of_12 { None } else { self.check(message, certificate, signed, 1) };
             checked.ok_or(error)
         })

@@ -1,8 +1,8 @@
-//! Certificates of servers. What the library finds good is good; what it refuses is looked at again as OpenSSL would
-//! ([`super::verify`]), for it refuses much that private servers like to have.
+//! Verification of server certificates. A certificate that the library accepts is good; one that it refuses is judged
+//! again as OpenSSL would ([`super::verify`]), because private servers often use certificates that the library refuses.
 //!
-//! Names are compared as OpenSSL does (`X509_check_host`), so that the subject's name counts where there is no other;
-//! and addresses of the certificate count, too.
+//! Names are compared as OpenSSL does (`X509_check_host`): the subject's common name counts if there is no other name.
+//! IP addresses in the certificate count as well.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use super::client::no_name;
 use super::failure::TlsFailure;
 use super::verify::{self, ClientRules, Fault};
 
-/// See the file's head.
+/// Verifier of server certificates.
 pub struct Verifier {
     provider: Arc<CryptoProvider>,
-    /// `None` where any certificate will do.
+    /// `None` if any certificate is accepted.
     trusted: Option<Trusted>,
 }
 
 struct Trusted {
     rules: ClientRules,
-    /// The library's own verifier with these authorities, if it takes them.
+    /// The library's verifier with these authorities, if it accepts them.
     strict: Option<Arc<WebPkiServerVerifier>>,
 }
 
 impl Verifier {
-    /// Of these authorities; of nobody in particular without any.
+    /// A verifier that trusts these authorities; with `None` any certificate is accepted.
     pub fn new(
         trusted: Option<Vec<CertificateDer<'static>>>,
         revoked: Vec<CertificateRevocationListDer<'static>>,
@@ -56,7 +56,7 @@ impl Trusted {
         let is_strictly_good = || {
             let Some(strict) = &self.strict else { return false };
             match strict.verify_server_cert(own, others, &no_name(), &[], now) {
-                // Names are looked at afterwards.
+                // The name is checked afterwards.
                 Ok(_)
                 | Err(Error::InvalidCertificate(
                     CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
@@ -99,7 +99,7 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        // By hand, for the library's function wants more of a certificate than its key.
+        // Checked by hand, because the library's function needs more of the certificate than its key.
         let invalid = |error| Error::InvalidCertificate(error);
         let parsed = X509Certificate::from_der(certificate);
         let (_, certificate) = parsed.map_err(|_| invalid(CertificateError::BadEncoding))?;
@@ -132,7 +132,7 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Whether a certificate is for the server of this name.
+/// `true` if a certificate matches this server name.
 pub(super) fn is_for(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
     let names = certificate.subject_alternative_name().ok().flatten();
@@ -166,8 +166,8 @@ pub(super) fn is_for(certificate: &CertificateDer<'_>, name: &ServerName<'_>) ->
     !has_names && certificate.subject().iter_common_name().any(|own| own.as_str().is_ok_and(|own| matches(own, &text)))
 }
 
-/// Whether a name of a certificate, perhaps with a wildcard for its first label, is this one. As with OpenSSL at least
-/// two labels stand behind a wildcard.
+/// `true` if a name in a certificate, possibly with a wildcard as its first label, matches. As in OpenSSL a wildcard
+/// must be followed by at least two labels.
 fn matches(pattern: &str, name: &str) -> bool {
     let name = name.strip_suffix('.').unwrap_or(name);
     let pattern = pattern.strip_suffix('.').unwrap_or(pattern);

@@ -1,5 +1,5 @@
-//! Certificates of clients: whether their issuers say that they were revoked (`ssl_ocsp`). Asked once, between the
-//! handshake and the first request; what is answered is part of the verdict.
+//! Revocation check of client certificates (`ssl_ocsp`). It runs once, between the handshake and the first request, and
+//! its result is part of the verdict.
 
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -16,22 +16,22 @@ use crate::tls::staple::{Lookup, Responder};
 use crate::tls::{Fault, TlsStream, Verdict, responder_of};
 use crate::worker::Worker;
 
-/// nginx's estimate of what an entry takes in a shared cache.
+/// nginx's estimate of the size of an entry in a shared cache.
 const ENTRY_BYTES: u64 = 256;
 
-/// How certificates of clients are asked about.
+/// Settings of the revocation check.
 pub struct OcspRules {
-    /// Only the client's own, and none of those between it and the authority.
+    /// Only the client's own certificate is checked, not the intermediate ones.
     pub leaf_only: bool,
-    /// Who is asked; else the one that the certificate names.
+    /// Responder to use instead of the one that the certificate names.
     pub responder: Option<Responder>,
-    /// How names are looked up.
+    /// Resolver for the responder's name.
     pub lookup: Lookup,
-    /// What was told before.
+    /// Cached responses.
     pub cache: Option<Arc<OcspCache>>,
 }
 
-/// What responders have told: `ssl_ocsp_cache`.
+/// Cache of OCSP responses: `ssl_ocsp_cache`.
 pub struct OcspCache {
     entries_max: usize,
     entries: Mutex<Entries>,
@@ -40,12 +40,12 @@ pub struct OcspCache {
 #[derive(Default)]
 struct Entries {
     told: HashMap<CertificateId, Told>,
-    /// The oldest first.
+    /// Oldest first.
     order: VecDeque<CertificateId>,
 }
 
 impl OcspCache {
-    /// The cache of this name, which goes on over reloads unless its size changes.
+    /// The cache of this name, which persists over reloads unless its size changes.
     pub fn shared(name: &BString, bytes: u64) -> Arc<OcspCache> {
         static CACHES: Mutex<Vec<(BString, u64, Arc<OcspCache>)>> = Mutex::new(Vec::new());
         let mut caches = CACHES.lock();
@@ -75,7 +75,7 @@ impl OcspCache {
     }
 }
 
-/// Completes the verdict on a client's certificate, if that is good so far and the server wants it.
+/// Completes the verdict on a client's certificate if that is good so far and the server checks revocation.
 pub async fn validate(worker: &Rc<Worker>, stream: &TlsStream, log: impl Fn(Level, &str)) {
     let chain = stream.details(|details| {
         let wants = details.server().ocsp_rules().is_some() && details.verdict() == Verdict::Good;

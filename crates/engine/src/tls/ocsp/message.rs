@@ -1,7 +1,7 @@
-//! Messages of OCSP (RFC 6960): a request for one certificate, and what a response says of it.
+//! OCSP messages (RFC 6960): a request for one certificate, and the status in a response.
 //!
-//! Refuses responses whose signer neither is the certificate's issuer nor was named by it, and those of another time.
-//! Invariant: whatever the bytes, they are only read.
+//! Refuses responses that neither the issuer nor a signer named by it has signed, and those outside their validity.
+//! Invariant: any input bytes are parsed without panic.
 
 use std::fmt;
 
@@ -13,27 +13,27 @@ use x509_parser::time::ASN1Time;
 use x509_parser::verify::verify_signature;
 use x509_parser::x509::AlgorithmIdentifier;
 
-/// How far clocks may be apart, in seconds, as with nginx.
+/// Tolerated clock skew in seconds, as in nginx.
 const SKEW: i64 = 300;
 
-/// SHA-1, with which certificates are named (RFC 6960, section 4.3, wants every responder to know it).
+/// SHA-1, which identifies certificates; every responder has to support it (RFC 6960, section 4.3).
 const SHA1: &[u8] = b"\x30\x09\x06\x05\x2b\x0e\x03\x02\x1a\x05\x00";
 
 /// `id-pkix-ocsp-basic`
 const BASIC: &[u8] = b"\x2b\x06\x01\x05\x05\x07\x30\x01\x01";
 
-/// Why a response is of no use, in nginx's and OpenSSL's words.
+/// Why a response is unusable, in nginx's and OpenSSL's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OcspFault {
-    /// It cannot be read.
+    /// The response is malformed.
     Malformed,
-    /// The responder has refused: this is why.
+    /// The responder refused with this response status.
     NotSuccessful(u8),
-    /// It says nothing of the certificate.
+    /// It does not contain the certificate.
     NotFound,
-    /// It is of another time.
+    /// It is outside its validity.
     WrongTime,
-    /// Its signature is wrong, or somebody's who may not sign.
+    /// Its signature is wrong, or its signer is not authorised.
     WrongSignature,
 }
 
@@ -59,14 +59,14 @@ impl fmt::Display for OcspFault {
     }
 }
 
-/// What is said of a certificate.
+/// Status of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CertificateStatus {
-    /// It is not revoked.
+    /// Not revoked.
     Good,
-    /// It is revoked.
+    /// Revoked.
     Revoked,
-    /// The responder does not know it.
+    /// Unknown to the responder.
     Unknown,
 }
 
@@ -80,16 +80,16 @@ impl fmt::Display for CertificateStatus {
     }
 }
 
-/// A status, and until when that may be believed.
+/// A status with the end of its validity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
     /// The status.
     pub status: CertificateStatus,
-    /// Until when, in seconds since 1970; as good as for ever if the response does not say.
+    /// End of validity, in seconds since 1970; practically unlimited if the response has none.
     pub valid_until: u64,
 }
 
-/// How a certificate is named in requests and responses.
+/// Identifier of a certificate in requests and responses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CertificateId {
     issuer_name: [u8; 20],
@@ -98,7 +98,7 @@ pub struct CertificateId {
 }
 
 impl CertificateId {
-    /// The name of a certificate that this one has issued; none if they cannot be read.
+    /// Identifier of a certificate that `issuer` has issued; `None` if either is malformed.
     pub fn of(certificate: &[u8], issuer: &[u8]) -> Option<CertificateId> {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         let (_, issuer) = X509Certificate::from_der(issuer).ok()?;
@@ -117,11 +117,11 @@ impl CertificateId {
             element(0x04, &self.issuer_key),
             element(0x02, &self.serial),
         ];
-        // The certificate, one request, the list of them, what may be signed, the whole.
+        // Nesting, from the inside: certificate, request, list of requests, part that may be signed, whole message.
         (0..5).fold(id.concat(), |content, _| element(0x30, &content))
     }
 
-    /// Whether a `CertID` names it; with other digests than ours it is not taken for it.
+    /// Checks that a `CertID` matches; one with another digest algorithm does not.
     fn is_named_by(&self, id: &[u8]) -> Option<()> {
         let mut rest = id;
         let algorithm = take(&mut rest)?;
@@ -136,7 +136,7 @@ fn sha1(bytes: &[u8]) -> [u8; 20] {
     digest(&SHA1_FOR_LEGACY_USE_ONLY, bytes).as_ref().try_into().expect("a digest's length")
 }
 
-/// An element of DER.
+/// Encodes an element of DER.
 fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len();
     let header = match length {
@@ -147,14 +147,14 @@ fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     [&header, content].concat()
 }
 
-/// The next element, which is taken away.
+/// Takes the next element from the input.
 fn take<'i>(rest: &mut &'i [u8]) -> Option<Any<'i>> {
     let (behind, element) = Any::from_der(rest).ok()?;
     *rest = behind;
     Some(element)
 }
 
-/// The next element if it has this tag of the context's.
+/// Takes the next element if it has this context-specific tag.
 fn take_tagged<'i>(rest: &mut &'i [u8], tag: u32) -> Option<Any<'i>> {
     let (behind, element) = Any::from_der(rest).ok()?;
     let is_wanted = element.class() == Class::ContextSpecific && element.tag() == Tag(tag);
@@ -166,11 +166,11 @@ fn time(element: &[u8]) -> Option<i64> {
     ASN1Time::from_der(element).ok().map(|(_, time)| time.timestamp())
 }
 
-/// What a response says of a certificate. `issuer` is checked to have signed it, or to have let somebody sign; with
-/// none nobody's signature is looked at (`ssl_stapling_verify off`).
+/// Reads the status of a certificate from a response. The signature has to be by `issuer` or a signer it has
+/// authorised; without an `issuer` no signature is checked (`ssl_stapling_verify off`).
 ///
 /// # Errors
-/// The response is of no use.
+/// The response is unusable.
 pub fn read_response(response: &[u8], id: &CertificateId, issuer: Option<&[u8]>, now: u64) -> Result<Told, OcspFault> {
     let basic = basic_response(response)?;
     let parts = Parts::of(basic).ok_or(OcspFault::Malformed)?;
@@ -188,7 +188,7 @@ pub fn read_response(response: &[u8], id: &CertificateId, issuer: Option<&[u8]>,
     Err(OcspFault::NotFound)
 }
 
-/// What a response says behind the certificate's name.
+/// Reads the status that follows the certificate's identifier in a response.
 fn read_single(mut rest: &[u8], now: u64) -> Result<Told, OcspFault> {
     let status = take(&mut rest).ok_or(OcspFault::Malformed)?;
     let status = match (status.class(), status.tag()) {
@@ -212,7 +212,7 @@ fn read_single(mut rest: &[u8], now: u64) -> Result<Told, OcspFault> {
     Ok(Told { status, valid_until })
 }
 
-/// The basic response inside of a successful one.
+/// The basic response inside a successful one.
 fn basic_response(response: &[u8]) -> Result<&[u8], OcspFault> {
     let find = || {
         let mut rest = Any::from_der(response).ok().filter(|(behind, _)| behind.is_empty())?.1.data;
@@ -228,9 +228,9 @@ fn basic_response(response: &[u8]) -> Result<&[u8], OcspFault> {
     find().unwrap_or(Err(OcspFault::Malformed))
 }
 
-/// The parts of a basic response that are looked at.
+/// Parts of a basic response.
 struct Parts<'r> {
-    /// What is signed.
+    /// The bytes that are signed.
     signed: &'r [u8],
     responses: &'r [u8],
     algorithm: AlgorithmIdentifier<'r>,
@@ -238,7 +238,7 @@ struct Parts<'r> {
     certificates: Vec<X509Certificate<'r>>,
 }
 
-/// Most certificates of a response that are looked at: each may cost a check of a signature.
+/// Certificates of a response that are examined; each may cost a signature check.
 const CERTIFICATES_MAX: usize = 4;
 
 impl Parts<'_> {
@@ -258,14 +258,14 @@ impl Parts<'_> {
                 list = behind;
             }
         }
-        // A version, who has signed, and when.
+        // Version, responder and time.
         take_tagged(&mut data, 0);
         take(&mut data)?;
         take(&mut data)?;
         Some(Parts { signed, responses: take(&mut data)?.data, algorithm, signature, certificates })
     }
 
-    /// RFC 6960, section 4.2.2.2: the issuer has signed, or somebody whom it has issued a certificate for that.
+    /// RFC 6960, section 4.2.2.2: signed by the issuer, or by a signer whose certificate from the issuer allows it.
     fn check_signature(&self, issuer: &[u8], now: u64) -> Option<()> {
         let (_, issuer) = X509Certificate::from_der(issuer).ok()?;
         let has_signed = |certificate: &X509Certificate<'_>| {
@@ -290,7 +290,7 @@ impl Parts<'_> {
 mod tests {
     use super::*;
 
-    /// Made by `openssl ocsp` with a responder of the issuer's own, of a good certificate and of a revoked one; see
+    /// Responses of `openssl ocsp` with a delegated responder, for a good and a revoked certificate; see
     /// `tests/ocsp/README`.
     const ISSUER: &[u8] = include_bytes!("../../../tests/ocsp/issuer.der");
     const GOOD: &[u8] = include_bytes!("../../../tests/ocsp/good.der");
@@ -333,7 +333,7 @@ mod tests {
             let told = read_response(OF_GOOD, &id, Some(ISSUER), when);
             assert_eq!(told == Err(OcspFault::WrongTime), expected, "{when}");
         }
-        // As responders refuse: a response of three bytes inside.
+        // A refusal: a response of three bytes inside.
         assert_eq!(read(b"\x30\x03\x0a\x01\x06", GOOD), Err(OcspFault::NotSuccessful(6)));
         assert_eq!(OcspFault::NotSuccessful(6).to_string(), "OCSP response not successful (6: unauthorized)");
     }

@@ -1,10 +1,10 @@
-//! OCSP: whether certificates were revoked, asked of their issuers' responders.
+//! OCSP: revocation status of certificates, fetched from their issuers' responders.
 //!
 //! ```text
-//! message    requests and responses
-//! responder  asks one, over HTTP
-//! stapling   the service that has clients told of the server's own certificates (`ssl_stapling`)
-//! clients    certificates of clients (`ssl_ocsp`)
+//!   message    requests and responses
+//!   responder  one query over HTTP
+//!   stapling   service that fetches the status of the server's own certificates (`ssl_stapling`)
+//!   clients    client certificates (`ssl_ocsp`)
 //! ```
 
 pub mod clients;

@@ -1,5 +1,5 @@
-//! Asks a responder over HTTP (RFC 6960, appendix A): one request on a connection of its own, whose response ends with
-//! it. Refuses what is no response of OCSP, and more than `RESPONSE_MAX` bytes.
+//! Queries a responder over HTTP (RFC 6960, appendix A): one request for each connection, which ends with the response.
+//! Refuses responses of another type and those over `RESPONSE_MAX` bytes.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -19,37 +19,37 @@ use crate::tls::base64;
 use crate::tls::staple::{Lookup, Responder};
 use crate::worker::{CountedConnection, Worker};
 
-/// Longest response, head included: one of OCSP is a few thousand bytes long.
+/// Longest response with its head; a usual one has a few thousand bytes.
 const RESPONSE_MAX: usize = 64 * 1024;
 
-/// How much is received at once.
+/// Size of one receive.
 const RECEIVE_BYTES: usize = 8 * 1024;
 
-/// How long all of it may take, as with nginx.
+/// Timeout of the whole query, as in nginx.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Why there is no response, in nginx's words.
 #[derive(Debug)]
 pub enum AskError {
-    /// The responder's name has no address.
+    /// The responder's name could not be resolved.
     NotResolved(Box<str>, ResolveError),
-    /// There is no resolver, nor an address.
+    /// There is neither a resolver nor an address.
     NoResolver(Box<str>),
-    /// The worker has as many connections as it may.
+    /// The worker has reached its limit of connections.
     NoConnections,
-    /// The connection was not made, or failed.
+    /// The connection could not be opened, or failed.
     Failed(&'static str, io::Error),
-    /// It took too long.
+    /// The query timed out.
     TimedOut,
-    /// The response is none of HTTP's.
+    /// The response is malformed HTTP.
     Malformed(ResponseFault),
-    /// It says that there is none.
+    /// The status is not 200.
     Refused(u16),
-    /// It is of another kind.
+    /// The content type is wrong.
     WrongType(Vec<u8>),
-    /// It is too long.
+    /// The response is too long.
     TooLong,
-    /// The connection ended before it did.
+    /// The connection ended before the response did.
     Closed,
 }
 
@@ -74,10 +74,10 @@ impl fmt::Display for AskError {
 
 impl std::error::Error for AskError {}
 
-/// What the responder answers to a request.
+/// Sends a request to a responder and returns its response.
 ///
 /// # Errors
-/// Why there is nothing.
+/// Why there is no response.
 pub async fn ask(
     worker: &Rc<Worker>,
     responder: &Responder,
@@ -86,7 +86,7 @@ pub async fn ask(
 ) -> Result<Vec<u8>, AskError> {
     let addresses = addresses(worker, responder, lookup).await?;
     let mut last = AskError::NoResolver(responder.host.clone());
-    // The next one if there is no connection, as with nginx.
+    // Tries the next address if the connection fails, as in nginx.
     for address in addresses {
         match timeout(TIME_MAX, ask_at(worker, responder, address, request)).await {
             Err(_) => last = AskError::TimedOut,
@@ -142,7 +142,7 @@ async fn ask_at(
     }
 }
 
-/// The request in its short form. A version in which no body comes in pieces.
+/// A GET request. Its HTTP version has no chunked responses.
 fn head(responder: &Responder, request: &[u8]) -> String {
     let mut target = String::from(&*responder.path);
     for digit in base64(request).chars() {
@@ -158,7 +158,7 @@ fn head(responder: &Responder, request: &[u8]) -> String {
     format!("GET {target} HTTP/1.0\r\nHost: {host}{port}\r\n\r\n")
 }
 
-/// The body of a response, once that is whole.
+/// Body of a response, or `None` while it is incomplete.
 fn body(input: &[u8], has_ended: bool) -> Result<Option<&[u8]>, AskError> {
     let mut parts = ResponseParts::default();
     let parsed = ResponseHeadParser::new(RESPONSE_MAX).parse(input, &mut parts).map_err(AskError::Malformed)?;

@@ -1,7 +1,7 @@
-//! The service that fetches what responders say of the server's certificates. No handshake ever waits for it.
+//! Service that fetches OCSP responses for the server's certificates. No handshake waits for it.
 //!
-//! As with nginx a response is fetched again five minutes before it ends, in an hour at the latest, and in five minutes
-//! at the earliest; and five minutes after a failure.
+//! As in nginx a response is fetched again five minutes before its validity ends, but after at least five minutes and
+//! at most an hour; after a failure, in five minutes.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -21,37 +21,37 @@ use crate::tls::managed::Current;
 use crate::tls::staple::{ManagedStaple, Staple, StapleSource};
 use crate::worker::Worker;
 
-/// How many responders are asked at a time.
+/// Queries in flight at a time.
 const LANES: usize = 8;
 
-/// How often it is looked what is due.
+/// Interval of the check for due certificates.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The pause after a failure, and the shortest one, in seconds.
+/// Shortest pause, also after a failure, in seconds.
 const PAUSE_MIN: u64 = 300;
 
-/// The longest pause, in seconds.
+/// Longest pause, in seconds.
 const PAUSE_MAX: u64 = 3600;
 
-/// The certificates of a configuration that have responders.
+/// Certificates of a configuration that have responders.
 pub struct Stapling {
-    /// Each once.
+    /// Certificates from files, each once.
     pub staples: Vec<Arc<Staple>>,
-    /// Those of certificates that services obtain.
+    /// Certificates that services obtain.
     pub managed: Vec<Arc<ManagedStaple>>,
 }
 
-/// A certificate, and when it is asked about next.
+/// A certificate and the time of its next query.
 struct Item<'s> {
     of: Asked<'s>,
     due: Cell<u64>,
 }
 
-/// What is asked about.
+/// Certificate to query.
 enum Asked<'s> {
-    /// A certificate that stays.
+    /// A certificate from a file.
     One(&'s Staple),
-    /// One that is replaced by the next, and which it was last.
+    /// A managed certificate, and its version at the last query.
     Managed(&'s ManagedStaple, RefCell<Weak<Current>>),
 }
 
@@ -83,7 +83,7 @@ impl Service for Stapling {
     }
 }
 
-/// Waits for all of these.
+/// Waits for all of these futures.
 async fn all(mut futures: Vec<Pin<Box<dyn Future<Output = ()> + '_>>>) {
     poll_fn(|context| {
         futures.retain_mut(|future| future.as_mut().poll(context).is_pending());
@@ -92,7 +92,7 @@ async fn all(mut futures: Vec<Pin<Box<dyn Future<Output = ()> + '_>>>) {
     .await;
 }
 
-/// When a response is fetched first: at once, unless an earlier configuration has fetched one.
+/// Time of the first fetch: at once, unless an earlier configuration has fetched a response.
 fn first_due(valid_until: Option<u64>, now: u64) -> u64 {
     valid_until.map_or(0, |valid_until| next_due(valid_until, now).min(now + PAUSE_MIN))
 }
@@ -102,7 +102,7 @@ fn next_due(valid_until: u64, now: u64) -> u64 {
 }
 
 impl Item<'_> {
-    /// Whether it is to be asked about. A certificate that has just been obtained is.
+    /// `true` if a query is due; a newly obtained certificate is due at once.
     fn is_due(&self, now: u64) -> bool {
         if let Asked::Managed(staple, last) = &self.of {
             let Some(current) = staple.current() else { return false };
@@ -115,7 +115,7 @@ impl Item<'_> {
         self.due.get() <= now
     }
 
-    /// Fetches a response; says when the next one is due.
+    /// Fetches a response and returns when the next one is due.
     async fn refresh(&self, context: &Context<Stapling>) -> u64 {
         match &self.of {
             Asked::One(staple) => match &staple.source {
@@ -125,7 +125,7 @@ impl Item<'_> {
                 None => u64::MAX,
             },
             Asked::Managed(staple, last) => {
-                // If there is another one by now, that is due.
+                // A certificate that was replaced meanwhile is due at once.
                 let Some(current) = last.borrow().upgrade() else { return 0 };
                 match staple.source(&current) {
                     Ok(source) => {
