@@ -1,4 +1,4 @@
-//! The address that connections to servers come from: `proxy_bind ADDRESS [transparent] | off`.
+//! Local address of connections to servers: `proxy_bind ADDRESS [transparent] | off`.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_bind>)
 
 use std::net::{IpAddr, SocketAddr};
@@ -12,11 +12,11 @@ use crate::configuration::Builder;
 use crate::variables::subject::Subject;
 use crate::variables::template::Template;
 
-/// See the file's head.
+/// Local address of connections to servers.
 pub struct Bind<S: 'static> {
-    /// The address, perhaps with variables; empty for none.
+    /// The address, possibly with variables; empty for none.
     address: Template<S>,
-    /// Whether it may be one that this machine does not have.
+    /// `true` if the address need not be one of this machine.
     pub is_transparent: bool,
 }
 
@@ -27,10 +27,10 @@ impl<S> Clone for Bind<S> {
 }
 
 impl<S: Subject> Bind<S> {
-    /// What a directive says; none for `off`.
+    /// Parses the directive; `None` for `off`.
     ///
     /// # Errors
-    /// In nginx's words.
+    /// Errors with nginx's messages.
     pub fn parse(builder: &mut Builder, statement: &Statement) -> Result<Option<Bind<S>>, Diagnostic> {
         let address = &statement.args[0];
         let is_transparent = match statement.args.get(1) {
@@ -51,7 +51,7 @@ impl<S: Subject> Bind<S> {
         Ok(Some(Bind { address: template, is_transparent }))
     }
 
-    /// The address for this subject. One that is none is told in the error log, and the kernel chooses.
+    /// The address for this subject. An invalid one is logged, and the kernel chooses.
     pub fn evaluate(&self, subject: &S) -> Option<SocketAddress> {
         let mut text = Vec::new();
         self.address.append(subject, &mut text);
@@ -66,7 +66,7 @@ impl<S: Subject> Bind<S> {
     }
 }
 
-/// An address of this machine, perhaps with a port.
+/// Parses an IP address, optionally with a port.
 fn parse_bind(text: &[u8]) -> Option<SocketAddress> {
     let text = std::str::from_utf8(text).ok()?;
     let bare = || text.trim_start_matches('[').trim_end_matches(']').parse().ok();

@@ -1,5 +1,4 @@
-//! Connecting to a server that was chosen, and shaking hands with it: what every protocol does before it says anything.
-//! The error log knows why it failed.
+//! Connects to a chosen server, including the TLS handshake, for every protocol. Failures are logged.
 
 use std::future::poll_fn;
 use std::io;
@@ -15,27 +14,27 @@ use crate::tls::{TlsClient, TlsFailure, TlsStream};
 use crate::traffic::{Handshakes, Shaken};
 use crate::variables::subject::Subject;
 
-/// What is being done, as messages have it.
+/// Activity named in messages.
 pub const CONNECTING: &str = "connecting to upstream";
 
-/// What is being done, as messages have it.
+/// Activity named in messages.
 pub const SHAKING_HANDS: &str = "SSL handshaking to upstream";
 
-/// Why there is no connection.
+/// Reason why a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectFailure {
-    /// The server took too long.
+    /// The server did not answer in time.
     TimedOut,
-    /// The server refused, or cannot be reached.
+    /// The server refused or is unreachable.
     Refused,
-    /// This machine cannot make it: another server would do no better.
+    /// This machine cannot connect; another server would not help.
     Local,
 }
 
-/// Connects to a server, which messages call `name`, for a subject.
+/// Connects to a server for a subject; messages call the server `name`.
 ///
 /// # Errors
-/// Why there is no connection.
+/// Why the connection failed.
 pub async fn connect<S: Subject>(
     subject: &S,
     options: &ConnectOptions,
@@ -46,10 +45,10 @@ pub async fn connect<S: Subject>(
     finish(subject, connecting, address, name).await
 }
 
-/// Begins to connect to a server, as [`connect`] does: that is what there is to do where nothing has to be waited for.
+/// Begins to connect to a server, as [`connect`] does; done at once if nothing has to be awaited.
 ///
 /// # Errors
-/// Why there is no connection.
+/// Why the connection failed.
 pub fn begin<S: Subject>(
     subject: &S,
     options: &ConnectOptions,
@@ -59,10 +58,10 @@ pub fn begin<S: Subject>(
     options.begin(address).map_err(|failed| not_connected(subject, address, name, &failed))
 }
 
-/// Waits for what was begun.
+/// Completes a connection that [`begin`] has begun.
 ///
 /// # Errors
-/// Why there is no connection.
+/// Why the connection failed.
 pub async fn finish<S: Subject>(
     subject: &S,
     connecting: Connecting,
@@ -83,7 +82,7 @@ fn not_connected<S: Subject>(
         return ConnectFailure::TimedOut;
     }
     let (step, error) = (failed.step, OsErrorText(&failed.error));
-    // As nginx: what this machine cannot do is worse than a server that is not there.
+    // As in nginx a local failure is worse than an unavailable server.
     let level = match (failed.step, failed.error.kind()) {
         (ConnectStep::Connect, io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Level::Crit,
         (ConnectStep::Connect, _) => Level::Error,
@@ -98,10 +97,10 @@ fn not_connected<S: Subject>(
     }
 }
 
-/// Shakes hands with the server of this name, for `timeout` at most, and counts what becomes of it.
+/// Performs the handshake with the server of this name within `timeout`, and counts its outcome.
 ///
 /// # Errors
-/// The server took too long, or refused.
+/// The handshake timed out or failed.
 pub async fn shake_hands<S: Subject>(
     subject: &S,
     client: &TlsClient,
@@ -142,7 +141,7 @@ pub async fn shake_hands<S: Subject>(
     }
 }
 
-/// Says that a server took too long.
+/// Logs a timeout of the server.
 pub fn log_timeout<S: Subject>(subject: &S, action: &str) {
     subject.log(Level::Error, format_args!("upstream timed out (110: Connection timed out) while {action}"));
 }

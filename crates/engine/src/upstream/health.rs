@@ -1,10 +1,9 @@
-//! Active health checks, as far as the choice of peers goes: what checks have found, and who looks at a group's peers
-//! to check them. How a peer is asked belongs to its protocol.
-//! (<https://nginx.org/en/docs/http/ngx_http_upstream_hc_module.html>)
+//! Active health checks, as far as balancing is concerned: stores results and gives checks access to a group's peers.
+//! How a peer is probed belongs to its protocol. (<https://nginx.org/en/docs/http/ngx_http_upstream_hc_module.html>)
 //!
-//! What a check has found belongs to the address in its group, so that it outlives a list of peers and a reload. Which
-//! checks count is the configuration's to say: a check that is removed is forgotten with the configuration that had it.
-//! A single check that finds a peer ill is enough.
+//! Results belong to the address in its group, so they survive a new list of peers and a reload. The configuration
+//! decides which checks count: a removed check is forgotten with its configuration. A peer is unhealthy if any check
+//! finds it so.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,40 +17,40 @@ use super::Group;
 use super::peer::PeerState;
 use super::peers::{PeerName, Peers};
 
-/// Checks of one group at most: each has a bit.
+/// Most checks of a group; each has a bit.
 pub const CHECKS_MAX: usize = 64;
 
 /// A health check of a configuration, as an index. See [`Upstreams::add_check`](super::Upstreams::add_check).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckId(pub u32);
 
-/// What a check says about peers that it has not checked yet.
+/// State of peers before the first check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum BeforeFirstCheck {
-    /// They get requests.
+    /// Healthy: they get requests.
     #[default]
     Healthy,
-    /// They get none (`mandatory`), after every reload.
+    /// Unhealthy, also after every reload (`mandatory`).
     Checking,
-    /// They get none unless they were healthy before a reload (`mandatory persistent`).
+    /// Unhealthy unless they were healthy before a reload (`mandatory persistent`).
     CheckingUnlessKnown,
 }
 
-/// How many results in a row change a peer's health.
+/// Consecutive results that change a peer's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
-    /// `fails`: one at least.
+    /// `fails`; at least one.
     pub fails: u32,
-    /// `passes`: one at least.
+    /// `passes`; at least one.
     pub passes: u32,
 }
 
-/// The checks of a group in one configuration.
+/// Checks of a group in one configuration.
 #[derive(Debug)]
 pub(super) struct HealthPlan {
-    /// What each says about peers that it has not checked, by its place in the group.
+    /// State of peers before the first check, by index of the check in the group.
     checks: SmallVec<[BeforeFirstCheck; 1]>,
-    /// Later configurations have higher numbers.
+    /// Number of the configuration; later ones are higher.
     serial: u64,
 }
 
@@ -62,18 +61,18 @@ impl HealthPlan {
         HealthPlan { checks, serial: SERIALS.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
-    /// The bits of its checks.
+    /// Bits of its checks.
     fn bits(&self) -> u64 {
         u64::MAX.checked_shr((CHECKS_MAX - self.checks.len()) as u32).unwrap_or(0)
     }
 
-    /// Whether a peer may get requests, as far as checks go.
+    /// `true` if checks let the peer get requests.
     pub fn allows(&self, health: &Health) -> bool {
         health.ill.load(Ordering::Relaxed) & self.bits() == 0
             && (health.passed_all.load(Ordering::Relaxed) >= self.serial || self.has_passed(health))
     }
 
-    /// Whether a peer has passed the checks that it has to pass before its first request.
+    /// `true` if a peer has passed the checks that are mandatory before its first request.
     fn has_passed(&self, health: &Health) -> bool {
         let records = health.records.lock();
         let has_passed = self.checks.iter().enumerate().all(|(place, before)| {
@@ -91,32 +90,32 @@ impl HealthPlan {
     }
 }
 
-/// What checks have found of a peer.
+/// Check results of a peer.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// The bit of each check that finds it ill.
+    /// Bits of the checks that find it unhealthy.
     ill: AtomicU64,
-    /// The serial of the newest configuration whose checks it has passed as far as these were to be passed first.
+    /// Serial of the newest configuration whose mandatory checks it has passed.
     passed_all: AtomicU64,
-    /// How many results there were, how many of these said that it is ill, and how often it became ill.
+    /// Results, failed results, and changes to unhealthy.
     checks: AtomicU64,
     fails: AtomicU64,
     unhealthy: AtomicU64,
-    /// What the last one said.
+    /// The last result.
     last_passed: AtomicBool,
     records: Mutex<SmallVec<[Record; 1]>>,
 }
 
-/// What checks of a peer have come to.
+/// Statistics of a peer's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HealthFigures {
-    /// How many results there were.
+    /// Number of results.
     pub checks: u64,
-    /// How many of these said that it is ill.
+    /// Number of failed results.
     pub fails: u64,
-    /// How often it became ill.
+    /// Number of changes to unhealthy.
     pub unhealthy: u64,
-    /// What the last one said; `None` if there was none.
+    /// The last result; `None` if there was none.
     pub last_passed: Option<bool>,
 }
 
@@ -129,7 +128,7 @@ impl Health {
         }
     }
 
-    /// What checks have come to since they were forgotten last.
+    /// Statistics since the last reset.
     pub fn figures(&self) -> HealthFigures {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let checks = read(&self.checks);
@@ -137,7 +136,7 @@ impl Health {
         HealthFigures { checks, fails: read(&self.fails), unhealthy: read(&self.unhealthy), last_passed }
     }
 
-    /// Forgets the figures.
+    /// Resets the statistics.
     pub fn reset(&self) {
         [&self.checks, &self.fails, &self.unhealthy]
             .into_iter()
@@ -145,42 +144,43 @@ impl Health {
     }
 }
 
-/// What one check has found.
+/// Results of one check.
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
-    /// In a row.
+    /// Consecutive fails and passes.
     fails: u32,
     passes: u32,
-    /// The serial of the newest configuration in which the check was passed; 0 for never.
+    /// Serial of the newest configuration in which the check passed; 0 for never.
     passed: u64,
 }
 
-/// What follows from a result.
+/// Effect of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthChange {
-    /// Nothing.
+    /// No change.
     None,
-    /// From now on the peer gets no requests because of this check.
+    /// The check now finds the peer unhealthy.
     Ill,
-    /// From now on this check has nothing against the peer.
+    /// The check now finds the peer healthy.
     Well,
 }
 
-/// A check of a group in one configuration: who checks asks it for the peers, and tells it what has come out.
+/// A check of a group in one configuration. The service that probes peers gets them from it and reports the results to
+/// it.
 #[derive(Clone)]
 pub struct Check {
     group: Arc<Group>,
     place: usize,
 }
 
-/// The peers of a group at one time, as one who checks them sees them.
+/// Peers of a group at one time, for checks.
 #[derive(Clone)]
 pub struct CheckedPeers(Arc<Peers>);
 
-/// A peer that is checked.
+/// A peer to check.
 #[derive(Clone)]
 pub struct CheckedPeer {
-    /// Where to connect to.
+    /// Address to connect to.
     pub address: SocketAddress,
     /// Its name.
     pub name: Arc<PeerName>,
@@ -198,17 +198,17 @@ impl Check {
         &self.group
     }
 
-    /// The peers now.
+    /// The current peers.
     pub fn peers(&self) -> CheckedPeers {
         CheckedPeers(Arc::clone(&self.group.view_of(0).peers))
     }
 
-    /// Whether this check finds a peer ill.
+    /// `true` if this check finds the peer unhealthy.
     pub fn finds_ill(&self, peer: &CheckedPeer) -> bool {
         peer.state.health.ill.load(Ordering::Relaxed) >> self.place & 1 == 1
     }
 
-    /// Takes down what a check of a peer has come to, and tells what follows.
+    /// Records a result and returns its effect.
     pub fn note(&self, peer: &CheckedPeer, has_passed: bool, thresholds: Thresholds) -> HealthChange {
         let change = self.note_at(peer, has_passed, thresholds, gale_runtime::now());
         if let (HealthChange::Well, Some(queue)) = (change, &self.group.common.queue) {
@@ -241,11 +241,11 @@ impl Check {
         };
         if !has_passed {
             (record.fails, record.passes) = (record.fails.saturating_add(1), 0);
-            // A peer that is being checked for the first time has no credit.
+            // A peer in its first check has no credit.
             if was_ill || record.fails < thresholds.fails && has_been_passed {
                 return HealthChange::None;
             }
-            // After the next reload it is not known as a healthy one.
+            // After the next reload it does not count as known to be healthy.
             record.passed = 0;
             health.unhealthy.fetch_add(1, Ordering::Relaxed);
             health.ill.fetch_or(bit, Ordering::Relaxed);
@@ -264,19 +264,19 @@ impl Check {
         if !was_ill && has_been_passed {
             return HealthChange::None;
         }
-        // What it did wrong before was an illness that is over.
+        // Earlier failures no longer count.
         peer.state.recover(now);
         HealthChange::Well
     }
 }
 
 impl CheckedPeers {
-    /// Whether the group's list is still this one.
+    /// `true` if this is still the group's current list.
     pub fn is_current(&self, check: &Check) -> bool {
         Arc::ptr_eq(&self.0, &check.group.view_of(0).peers)
     }
 
-    /// Those that may get requests at all; one that is `down` is not checked.
+    /// Peers that can get requests; those marked `down` are not checked.
     pub fn iter(&self) -> impl Iterator<Item = CheckedPeer> + '_ {
         let peers = self.0.primary.peers.iter().chain(&self.0.backup.peers);
         peers.filter(|peer| peer.settings.standing != super::Standing::Down).map(|peer| CheckedPeer {
@@ -289,12 +289,12 @@ impl CheckedPeers {
 }
 
 impl CheckedPeer {
-    /// Whether it is the same peer: that address, at that occurrence in the group.
+    /// `true` if it is the same peer: the same occurrence of the address in the group.
     pub fn is_same(&self, other: &CheckedPeer) -> bool {
         Arc::ptr_eq(&self.state, &other.state)
     }
 
-    /// A number that no other peer has for as long as this one is there.
+    /// A number that is unique among existing peers.
     pub fn key(&self) -> usize {
         Arc::as_ptr(&self.state) as usize
     }

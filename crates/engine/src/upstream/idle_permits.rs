@@ -1,28 +1,28 @@
-//! How many idle connections a pool may keep, as permits: so many for each of its workers, wherever they are.
+//! Limit of a pool's idle connections, as permits: a fixed number for each worker, usable by all.
 //!
 //! ```text
 //!   free ◄──► held by a worker, for the connections that it keeps warm ──► of a parked connection ──► free
 //! ```
 //!
-//! What some workers do not need, others use: the kernel gives one worker more clients than another, and each of them
-//! may have an idle connection at the same moment. A worker always gets its own number. If others have all permits
-//! then, the pool is overdrawn, until one that has more than its number gives one up: at the next connection that it
-//! keeps, or that would cool down.
+//! Workers can use the permits that others do not need, because the kernel spreads clients unevenly and all of them may
+//! have an idle connection at the same moment. A worker always gets its own number. If others hold all permits at that
+//! time, the pool is overdrawn until a worker with more than its number gives one up: at the next connection that it
+//! keeps or would let cool down.
 //!
-//! A worker holds its permits over many requests, so a request touches nothing that workers share.
+//! A worker holds permits over many requests, so a request touches no shared memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
 
-/// The permits of one pool. A clone is the same.
+/// Permits of one pool. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct IdlePermits {
-    /// Below zero where the pool is overdrawn.
+    /// Negative if the pool is overdrawn.
     free: Arc<AtomicIsize>,
     per_worker: usize,
 }
 
-/// A permit, which is free again when this is dropped.
+/// A permit, freed on drop.
 #[derive(Debug)]
 pub(super) struct IdlePermit(IdlePermits);
 
@@ -32,17 +32,17 @@ impl IdlePermits {
         IdlePermits { free: Arc::new(AtomicIsize::new(all)), per_worker }
     }
 
-    /// Whether some are free.
+    /// `true` if a permit is free.
     pub fn are_free(&self) -> bool {
         self.free.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether more are taken than there are.
+    /// `true` if more permits are taken than exist.
     pub fn are_overdrawn(&self) -> bool {
         self.free.load(Ordering::Relaxed) < 0
     }
 
-    /// Takes one for a worker that has so many of them.
+    /// Takes a permit for a worker that holds `held`.
     pub fn take(&self, held: usize) -> bool {
         if held < self.per_worker {
             self.free.fetch_sub(1, Ordering::Relaxed);
@@ -52,17 +52,17 @@ impl IdlePermits {
         self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
     }
 
-    /// Whether a worker that has so many of them has to give one up.
+    /// `true` if a worker that holds `held` has to give one up.
     pub fn are_owed(&self, held: usize) -> bool {
         held > self.per_worker && self.are_overdrawn()
     }
 
-    /// So many are free again.
+    /// Returns permits.
     pub fn give_back(&self, count: usize) {
         self.free.fetch_add(count as isize, Ordering::Relaxed);
     }
 
-    /// One of those that a worker holds, from now on by itself.
+    /// Turns a permit that a worker holds into an independent one.
     pub fn one_held(&self) -> IdlePermit {
         IdlePermit(self.clone())
     }

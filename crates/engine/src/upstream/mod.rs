@@ -1,12 +1,11 @@
-//! Upstream groups: the servers behind a proxy, which of them a request goes to, and the connections to them that are
-//! idle. Neutral: nothing here knows what is said on these connections.
-//! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
+//! Upstream groups: servers behind a proxy, balancing, and idle connections to them. Nothing here depends on the
+//! protocol of these connections. (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
 //!
 //! ```text
-//!   Upstream<S>  a group, and what a subject chooses by: a hash key, a cookie
+//!   Upstream<S>  a group, and its hash key or cookie for a subject
 //!     │ select(subject)
 //!     ▼
-//!   Selection ── next() ─► Chosen ─► fail() or succeed()      one request: whom it has tried, who is next
+//!   Selection ── next() ─► Chosen ─► fail() or succeed()      one request: peers tried, next peer
 //!     │
 //!     ▼
 //!   View         a worker's own: cursors of smooth weighted round robin
@@ -15,9 +14,8 @@
 //!   Peers        an immutable list, replaced as a whole ── Peer ── PeerState   failures, times, counts: of the address
 //! ```
 //!
-//! A group's peers are chosen without waiting, and no lock that several workers want is held on the way: cursors are
-//! each worker's, what is known of a peer is in atomics, and these are written only when a peer has failed or where a
-//! setting asks for exact counts.
+//! Choosing a peer never waits and takes no contended lock: each worker has its own cursors, and the state of a peer is
+//! in atomics, which are only written after a failure or where a setting requires exact counts.
 
 mod balance;
 mod bind;
@@ -86,64 +84,64 @@ pub use sticky::{
 };
 pub use target::{AddressPass, BareAddress, LookUpError, PassTarget, PassedOn, TlsTarget, plain, without_port};
 
-/// The servers of one `upstream` block, or those that a name stands for.
+/// Servers of one `upstream` block, or addresses of one name.
 pub struct Group {
     common: Arc<Common>,
     plan: Plan,
-    /// The servers of the plan whose addresses are known, as the configuration has them.
+    /// The configuration's servers with known addresses.
     configured: Box<[GroupServer]>,
-    /// By worker.
+    /// Views by worker.
     views: Box<[CurrentView]>,
     source: Mutex<Versioned>,
-    /// The version of the source that the list was made of.
+    /// Version of the source that the list was made from.
     renewed: Mutex<u64>,
 }
 
-/// What a worker sees of the group now. Only this worker locks it, and whoever replaces the list.
+/// A worker's current view of the group. Only this worker and the thread that replaces the list lock it.
 #[repr(align(128))]
 struct CurrentView(Mutex<Arc<View>>);
 
-/// What the list of peers is made of, and how often that has changed.
+/// Source of the list of peers, with its version.
 struct Versioned {
     version: u64,
-    /// The servers whose addresses are known.
+    /// Servers with known addresses.
     servers: Arc<[GroupServer]>,
-    /// What was changed of them, if anything was.
+    /// Changes made to them at run time.
     changes: Option<Arc<Changes>>,
-    /// What the names of the others stand for.
+    /// Addresses found for the other servers' names.
     findings: Findings,
 }
 
-/// What stays the same when the list is replaced.
+/// Parts of a group that stay when the list is replaced.
 struct Common {
     name: Box<str>,
     balance: Balance,
-    /// How many parts a weight of one has: more than one only where weights grow slowly.
+    /// Units in a weight of one; more than one only where weights grow slowly.
     weight_unit: i64,
     pool: Option<Arc<Pool>>,
     queue: Option<Queue>,
-    /// Whether peers that stand out are set aside.
+    /// `true` if outliers are ejected.
     ejects: bool,
-    /// `None` where everything may be tried anew.
+    /// `None` if retries are unlimited.
     retry_budget: Option<RetryBudget>,
-    /// The group's checks, if it has any: known when all of the configuration was read.
+    /// The group's checks, if any; known once the whole configuration was read.
     health: OnceLock<HealthPlan>,
     state: Arc<GroupState>,
-    /// `state`: the file that has the servers.
+    /// `state`: the file with the servers.
     state_file: Option<Arc<Path>>,
     workers: usize,
 }
 
-/// How many parts a weight of one has in a group with `slow_start`.
+/// Units in a weight of one in a group with `slow_start`.
 const SLOW_WEIGHT_UNIT: i64 = 1000;
 
 impl Group {
-    /// The group's name: that of its block, or the host.
+    /// Name of the block, or the host.
     pub fn name(&self) -> &str {
         &self.common.name
     }
 
-    /// A group of addresses that were found at run time, for one request: in turn, and nothing is remembered of them.
+    /// A group for one request, of addresses that were found at run time. They are used in turn and keep no state.
     pub fn of_addresses(name: &str, addresses: &[SocketAddress]) -> Arc<Group> {
         let server = FixedServer {
             addresses: addresses.to_vec(),
@@ -169,22 +167,22 @@ impl Group {
         group
     }
 
-    /// The group's idle connections; `None` where none are kept.
+    /// The group's idle connections; `None` if none are kept.
     pub fn connections(&self) -> Option<&Pool> {
         self.common.pool.as_deref()
     }
 
-    /// The peers for one request, in turn: for a group of addresses that were found at run time.
+    /// Peers for one request, in turn, for a group of addresses found at run time.
     pub fn select(&self) -> Selection {
         Selection::new(self.view(), Choice::RoundRobin, None)
     }
 
-    /// Whether requests wait in the queue.
+    /// `true` if requests wait in the queue.
     fn has_waiting(&self) -> bool {
         self.common.queue.as_ref().is_some_and(Queue::has_waiting)
     }
 
-    /// What the running worker sees.
+    /// The running worker's view.
     fn view(&self) -> Arc<View> {
         self.view_of(worker())
     }
@@ -194,14 +192,14 @@ impl Group {
         Arc::clone(&view.0.lock())
     }
 
-    /// How many peers there are now.
+    /// Current number of peers.
     fn peer_count(&self) -> usize {
         let view = self.view_of(0);
         view.peers.primary.peers.len() + view.peers.backup.peers.len()
     }
 
-    /// Takes down what a server's name stands for now, as `now` puts it in order behind what it was. The version of
-    /// that if it has changed.
+    /// Stores the addresses of a server's name; `now` merges them with the earlier ones. Returns the new version if
+    /// they changed.
     fn note_found(&self, index: usize, now: impl FnOnce(&[Found]) -> Vec<Found>) -> Option<u64> {
         let mut noted = self.source.lock();
         let found = now(&noted.findings[index]);
@@ -214,8 +212,8 @@ impl Group {
         Some(noted.version)
     }
 
-    /// Makes the list anew from the servers, and from what names stand for. It takes a while if there are many, and may
-    /// be done on any thread; `version` is that of the source that it is done for.
+    /// Rebuilds the list from the servers and the addresses of names. This takes a while if there are many, and may be
+    /// done on any thread; `version` is the source's version that it is done for.
     fn renew(&self, version: u64) {
         if *self.renewed.lock() >= version {
             return;
@@ -231,7 +229,7 @@ impl Group {
         }
     }
 
-    /// From now on requests see this list.
+    /// Makes this the list for new requests.
     fn replace(&self, peers: Arc<Peers>) {
         let moves = Moves::between(&self.view_of(0).peers, &peers);
         for (worker, current) in self.views.iter().enumerate() {
@@ -245,7 +243,7 @@ impl Group {
 }
 
 impl Common {
-    /// The peers of these servers.
+    /// Builds the peers of these servers.
     fn list(&self, plan: &Plan, servers: &[GroupServer], findings: &Findings) -> Peers {
         let peers = plan.list(servers, findings, &self.state, self.workers);
         if self.ejects {
@@ -255,17 +253,17 @@ impl Common {
         peers
     }
 
-    /// Whether a peer is set aside because it stands out.
+    /// `true` if a peer is ejected as an outlier.
     fn has_ejected(&self, peer: &peer::Peer, now: gale_runtime::Moment) -> bool {
         self.ejects && peer.state.ejection.is_on(now)
     }
 
-    /// Whether health checks leave requests to a peer.
+    /// `true` if health checks let the peer get requests.
     fn is_well(&self, peer: &peer::Peer) -> bool {
         self.health.get().is_none_or(|plan| plan.allows(&peer.state.health))
     }
 
-    /// Peers in turn, and no idle connections.
+    /// Round robin without idle connections.
     fn in_turn(name: &str, state: Arc<GroupState>, workers: usize) -> Common {
         let (name, balance) = (name.into(), Balance::RoundRobin);
         let (retry_budget, health) = (None, OnceLock::new());
@@ -292,10 +290,10 @@ impl fmt::Debug for Group {
     }
 }
 
-/// A group of a configuration, with what its subjects choose by.
+/// A group of a configuration, with its hash key and session settings.
 pub struct Upstream<S> {
     group: Arc<Group>,
-    /// Of `hash`.
+    /// Key of `hash`.
     key: Option<Template<S>>,
     sticky: Option<Sticky<S>>,
 }
@@ -306,14 +304,14 @@ impl<S> Upstream<S> {
         &self.group
     }
 
-    /// Whether sessions stick to its servers.
+    /// `true` if sessions are bound to its servers.
     fn is_sticky(&self) -> bool {
         self.sticky.is_some()
     }
 }
 
 impl<S: Subject> Upstream<S> {
-    /// The peers for this subject, in the order that the group's method chooses.
+    /// Peers for this subject, in the order of the group's method.
     pub fn select(&self, subject: &S) -> Selection {
         let view = self.group.view();
         let choice = match (view.common.balance, &self.key) {
@@ -328,13 +326,13 @@ impl<S: Subject> Upstream<S> {
         selection
     }
 
-    /// The value of the `Set-Cookie` field that an answer of this peer gets, if the group has `sticky cookie`.
+    /// Value of the `Set-Cookie` field for a response of this peer, if the group has `sticky cookie`.
     pub fn session_cookie(&self, subject: &S, chosen: &Chosen) -> Option<Vec<u8>> {
         self.sticky.as_ref().and_then(|sticky| sticky.cookie(subject, chosen))
     }
 
-    /// Learns from a response which session is bound to this peer, if the group has `sticky learn`. To be called both
-    /// times.
+    /// Learns from a response that a session is bound to this peer, if the group has `sticky learn`. Call it at both
+    /// points of [`Learning`].
     pub fn learn_session(&self, subject: &S, chosen: &Chosen, when: Learning) {
         if let Some(sticky) = &self.sticky {
             sticky.learn(subject, chosen, when);
@@ -342,7 +340,7 @@ impl<S: Subject> Upstream<S> {
     }
 }
 
-/// The bytes of a client's address; none if it has no IP address.
+/// Bytes of a client's address; empty if it has no IP address.
 fn client_address<S: Subject>(subject: &S) -> SmallVec<[u8; 16]> {
     match subject.remote().inet().map(|address| address.ip()) {
         Some(std::net::IpAddr::V4(ip)) => SmallVec::from_slice(&ip.octets()),

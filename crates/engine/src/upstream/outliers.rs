@@ -1,12 +1,11 @@
-//! Outlier ejection: a peer whose errors or times stand out from those of its group gets no requests for a while.
+//! Outlier ejection: a peer whose error rate or response time stands out in its group gets no requests for a while.
 //! (`outlier_ejection`, which nginx does not have)
 //!
-//! `max_fails` judges a peer by itself and at once; this compares it with the others over some seconds, so that what
-//! all of them suffer from, a database that is slow, ejects nobody. No more than a share of the group is set aside,
-//! fewer than three peers with enough requests are not compared, and a peer that is set aside again and again stays
-//! away for longer.
+//! `max_fails` judges each peer alone and at once; this compares peers over some seconds, so a problem that affects all
+//! of them, such as a slow database, ejects none. Only a share of the group can be ejected, fewer than three peers with
+//! enough requests are not compared, and a peer that is ejected repeatedly stays away longer.
 //!
-//! Workers count for themselves, and only in groups that have the directive.
+//! Workers count separately, and only in groups with the directive.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,29 +20,29 @@ use super::Group;
 use super::peer::{Padded, Peer, PeerState};
 use crate::service::{Context, Service};
 
-/// Peers are compared if there are so many that have had enough requests.
+/// Fewest peers with enough requests for a comparison.
 const COMPARED_MIN: usize = 3;
 
-/// A mean time stands out only if it is longer by so much, too: some milliseconds are noise.
+/// Least difference of mean times; some milliseconds are noise.
 const SLOWER_BY_MIN: Duration = Duration::from_millis(20);
 
-/// How many times as long as at first a peer is set aside at most.
+/// Longest ejection, as a multiple of the first one.
 const TIMES_MAX: u32 = 10;
 
-/// What stands out, and what follows: `outlier_ejection`.
+/// `outlier_ejection`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutlierSettings {
-    /// How often peers are compared.
+    /// Interval between comparisons.
     pub interval: Duration,
-    /// How many requests a peer has to have had in between.
+    /// Fewest requests in an interval for a peer to be compared.
     pub requests_min: u32,
-    /// By how many percent points its share of errors has to be above that of the others.
+    /// Percentage points by which a peer's error rate has to exceed the others' median.
     pub errors_percent: u32,
-    /// How many times the median of the others its mean time to the header has to be.
+    /// Factor by which a peer's mean time to the header has to exceed the others' median.
     pub latency_factor: u32,
-    /// For how long it is set aside the first time.
+    /// Duration of the first ejection.
     pub time: Duration,
-    /// How many percent of the group are set aside at most.
+    /// Most peers ejected, in percent of the group.
     pub max_percent: u32,
 }
 
@@ -60,12 +59,12 @@ impl Default for OutlierSettings {
     }
 }
 
-/// What one worker has seen of a peer.
+/// One worker's observations of a peer.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     requests: AtomicU32,
     errors: AtomicU32,
-    /// Until the header of a response was there, of all requests together, in microseconds.
+    /// Sum of the times to the response header, in microseconds.
     time: AtomicU64,
 }
 
@@ -75,7 +74,7 @@ impl Observed {
         self.time.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// A request that came to nothing, or to an error (`had_response`).
+    /// Counts a request that failed, or whose response was an error (`had_response`).
     pub fn note_error(&self, had_response: bool) {
         if !had_response {
             self.requests.fetch_add(1, Ordering::Relaxed);
@@ -84,7 +83,7 @@ impl Observed {
     }
 }
 
-/// What all workers have seen of a peer, since it is watched or in an interval.
+/// All workers' observations of a peer, in total or in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sample {
     requests: u32,
@@ -109,7 +108,7 @@ impl Sample {
         }
     }
 
-    /// The mean time of those that had a response.
+    /// Mean time of the requests with a response.
     fn mean_time(self) -> Duration {
         Duration::from_micros(self.time / u64::from(self.requests.saturating_sub(self.errors).max(1)))
     }
@@ -119,12 +118,12 @@ impl Sample {
     }
 }
 
-/// Why a peer stands out.
+/// Reason why a peer is an outlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reason {
-    /// Its share of errors, and the median of the others', in percent.
+    /// Its error rate and the others' median, in percent.
     Errors(u32, u32),
-    /// Its mean time, and the median of the others.
+    /// Its mean time and the others' median.
     Slow(Duration, Duration),
 }
 
@@ -141,7 +140,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Those that stand out among these, the worst first.
+/// Outliers among the samples, worst first.
 fn outliers(samples: &[Sample], settings: &OutlierSettings) -> Vec<(usize, Reason)> {
     let has_enough = |sample: &&Sample| sample.requests >= settings.requests_min.max(1);
     if samples.iter().filter(has_enough).count() < COMPARED_MIN {
@@ -170,14 +169,14 @@ fn outliers(samples: &[Sample], settings: &OutlierSettings) -> Vec<(usize, Reaso
     found
 }
 
-/// The value in the middle: one that is far off does not move it. There is at least one.
+/// Median, which is robust against outliers. Needs at least one value.
 fn median<T: Ord + Copy>(values: impl Iterator<Item = T>) -> T {
     let mut values: Vec<T> = values.collect();
     values.sort_unstable();
     values[values.len() / 2]
 }
 
-/// Compares the peers of a group.
+/// Service that compares the peers of a group.
 pub(super) struct OutlierWatch {
     pub group: Arc<Group>,
     pub settings: OutlierSettings,
@@ -197,12 +196,11 @@ impl Service for OutlierWatch {
     }
 }
 
-/// What was seen of each peer before, and the peer, whose address no other one gets as long as it is here.
+/// Earlier totals by the address of the peer's state, which is held so that the address stays unique.
 type Known = HashMap<usize, (Arc<PeerState>, Sample)>;
 
 impl OutlierWatch {
-    /// Compares the peers by what they did since the last time, and sets those aside that stand out. What is to be told
-    /// of it.
+    /// Compares the peers by their requests since the last call and ejects outliers. Returns log messages.
     fn look(&self, known: &mut Known, now: Moment) -> Vec<String> {
         let view = self.group.view_of(0);
         let peers: Vec<&Peer> = view.peers.primary.peers.iter().chain(&view.peers.backup.peers).collect();
@@ -242,12 +240,12 @@ impl OutlierWatch {
     }
 }
 
-/// Whether a peer is set aside.
+/// Ejection of a peer.
 #[derive(Debug, Default)]
 pub(super) struct Ejection {
-    /// Until when, in nanoseconds of the loops' clock.
+    /// End, in nanoseconds of the loops' clock.
     until: AtomicU64,
-    /// How often in a row.
+    /// Consecutive ejections.
     times: AtomicU32,
 }
 
@@ -256,7 +254,7 @@ impl Ejection {
         now.as_nanos() < self.until.load(Ordering::Relaxed)
     }
 
-    /// From now on it is, for as long as this says.
+    /// Ejects the peer and returns for how long.
     fn begin(&self, now: Moment, first_time: Duration) -> Duration {
         let times = self.times.load(Ordering::Relaxed).saturating_add(1).min(TIMES_MAX);
         self.times.store(times, Ordering::Relaxed);
@@ -265,7 +263,7 @@ impl Ejection {
         time
     }
 
-    /// It does as the others do.
+    /// Resets the count of consecutive ejections.
     fn forget(&self) {
         if self.times.load(Ordering::Relaxed) > 0 {
             self.times.store(0, Ordering::Relaxed);
@@ -274,12 +272,12 @@ impl Ejection {
 }
 
 impl PeerState {
-    /// From now on so many workers take down what it does.
+    /// Begins to record observations, by worker.
     pub fn observe(&self, workers: usize) {
         self.observed.get_or_init(|| (0..workers).map(|_| Padded::default()).collect());
     }
 
-    /// What a worker has seen of it; `None` if nobody compares it.
+    /// A worker's observations; `None` if peers are not compared.
     pub fn observed_by(&self, worker: usize) -> Option<&Observed> {
         let observed = self.observed.get().filter(|observed| !observed.is_empty())?;
         Some(&observed[worker % observed.len()].0)

@@ -1,9 +1,8 @@
-//! A peer: one address of a group, what the configuration says of it, and what is known of it.
+//! A peer: one address of a group, with its settings and its state.
 //!
-//! What the configuration says is immutable; a change makes another list of peers. What is known (failures, times,
-//! connections) belongs to the address in its group: every worker writes there, a list that is replaced keeps it, and
-//! so does a reload. Nothing of it is touched by a request unless the settings need it: an answer of a peer that has
-//! not failed writes nothing at all.
+//! Settings are immutable; a change makes another list of peers. State (failures, times, connections) belongs to the
+//! address in its group: all workers write to it, and it survives a new list and a reload. A request only writes to it
+//! where settings require that: a response of a peer without failures writes nothing.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,36 +16,36 @@ use super::health::Health;
 use super::outliers::{Ejection, Observed};
 use crate::traffic::{Handshakes, Traffic};
 
-/// What the configuration says of one `server`.
+/// Settings of a `server`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerSettings {
-    /// `weight`: one at least.
+    /// `weight`; at least one.
     pub weight: u32,
-    /// `max_conns`: how many requests it may have at once; 0 for any number.
+    /// `max_conns`: most concurrent requests; 0 for no limit.
     pub max_conns: u32,
-    /// `max_fails`: how many failures put it down; 0 for none.
+    /// `max_fails`: failures that put it down; 0 for none.
     pub max_fails: u32,
-    /// `fail_timeout`: how long these failures count, and how long it is down then.
+    /// `fail_timeout`: time in which failures count, and time that it then stays down.
     pub fail_timeout: Duration,
-    /// `slow_start`: how long it takes to its full weight after it has been down.
+    /// `slow_start`: time to regain its full weight after being down.
     pub slow_start: Duration,
-    /// `backup`: whether it is asked only when no other one can be.
+    /// `backup`: used only if all primary servers are unavailable.
     pub is_backup: bool,
     /// `down`, `drain`
     pub standing: Standing,
-    /// `route`: what `sticky` calls it; otherwise a hash of its address.
+    /// `route`: its name for `sticky`; unset for a hash of its address.
     pub route: Option<Arc<str>>,
 }
 
-/// Whether a peer is to be used, as the configuration says.
+/// Administrative state of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Standing {
-    /// It is.
+    /// In use.
     #[default]
     Up,
-    /// Only for those whose session is bound to it (`drain`).
+    /// Used only by sessions bound to it (`drain`).
     Draining,
-    /// Not at all (`down`).
+    /// Not used (`down`).
     Down,
 }
 
@@ -66,23 +65,23 @@ impl Default for ServerSettings {
     }
 }
 
-/// See the file's head.
+/// One address of a group.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// The number of its server, if its address is known.
+    /// Number of its server, if that has a known address.
     pub server_id: Option<u64>,
     pub address: SocketAddress,
-    /// As `$upstream_addr` has it.
+    /// Value for `$upstream_addr`.
     pub name: Arc<str>,
-    /// The `server` that it came from, as it is written: what `hash consistent` goes by.
+    /// Its `server` parameter as written; used by `hash consistent`.
     pub server: Arc<[u8]>,
     pub settings: Arc<ServerSettings>,
-    /// What `sticky` calls it: its route, or the MD5 of its name. Empty in a group that is not sticky.
+    /// Its name for `sticky`: its route, or the MD5 of its name. Empty in a group without sessions.
     pub session_id: Arc<str>,
     pub state: Arc<PeerState>,
 }
 
-/// The name of an address as `$upstream_addr` has it: `127.0.0.1:8080`, `[::1]:8080`, `unix:/run/app`.
+/// Name of an address for `$upstream_addr`: `127.0.0.1:8080`, `[::1]:8080`, `unix:/run/app`.
 pub(super) fn address_name(address: &SocketAddress) -> Arc<str> {
     match address {
         SocketAddress::Inet(address) => address.to_string().into(),
@@ -93,59 +92,59 @@ pub(super) fn address_name(address: &SocketAddress) -> Arc<str> {
     }
 }
 
-/// What is known of a peer.
+/// State of a peer.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct PeerState {
     /// Failures that count.
     fails: AtomicU32,
-    /// How much of its weight it has lost by failing.
+    /// Weight lost through failures.
     weight_lost: AtomicU32,
-    /// When it failed last, in nanoseconds of the loops' clock; 0 for never.
+    /// Time of the last failure, in nanoseconds of the loops' clock; 0 for never.
     failed: AtomicU64,
-    /// When it failed last or was tried anew.
+    /// Time of the last failure or retry.
     checked: AtomicU64,
-    /// When it came up again: the beginning of `slow_start`.
+    /// Time when it came up again: start of `slow_start`.
     recovered: AtomicU64,
-    /// Requests that it has, where `max_conns` is set.
+    /// Requests in flight, if `max_conns` is set.
     limited: Padded<AtomicU32>,
-    /// Requests that it has, by worker, where a balancing method asks for them.
+    /// Requests in flight by worker, if the balancing method needs them.
     counted: OnceLock<Box<[Padded<AtomicU32>]>>,
-    /// The mean time until the header of a response was there, in milliseconds, where a method asks for it.
+    /// Mean time to the response header in milliseconds, if the method needs it.
     header_time: AtomicU32,
-    /// The mean time until all of a response was there.
+    /// Mean time to the end of the response.
     response_time: AtomicU32,
-    /// When it was chosen last, as far as `fail_timeout` tells moments apart.
+    /// Time when it was last chosen, with the resolution of `fail_timeout`.
     chosen: AtomicU64,
     inflight: Mutex<Inflight>,
-    /// What active checks have found.
+    /// Results of active checks.
     pub health: Health,
-    /// What workers have seen of it, where peers are compared.
+    /// Workers' observations, if peers are compared.
     pub observed: OnceLock<Box<[Padded<Observed>]>>,
-    /// Whether it is set aside because it stands out.
+    /// Ejection as an outlier.
     pub ejection: Ejection,
-    /// Its requests, or sessions.
+    /// Requests or sessions.
     pub traffic: Traffic,
-    /// Handshakes with it, if there were any.
+    /// TLS handshakes with it, if any.
     pub handshakes: OnceLock<Box<Handshakes>>,
-    /// How it has failed.
+    /// Failures.
     pub failures: Failures,
 }
 
-/// How a peer has failed: rare, so that all workers write here.
+/// Failures of a peer; rare, so all workers write here.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    /// Attempts that came to nothing.
+    /// Failed attempts.
     attempts: AtomicU64,
-    /// How often they have put it down.
+    /// Times that failures have put it down.
     downs: AtomicU64,
-    /// Since when it is down, by the loops' clock in nanoseconds; 0 if it is not.
+    /// Start of the current downtime, in nanoseconds of the loops' clock; 0 if it is up.
     down_since: AtomicU64,
-    /// How long it was down before, in milliseconds.
+    /// Earlier downtime, in milliseconds.
     downtime: AtomicU64,
 }
 
-/// How a peer has failed until now.
+/// Failure statistics of a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FailureFigures {
     pub attempts: u64,
@@ -195,18 +194,18 @@ impl Failures {
     }
 }
 
-/// The requests that a peer has not answered, where `least_time … inflight` asks for them. Times are in milliseconds.
+/// Requests of a peer without a response, for `least_time … inflight`. Times are in milliseconds.
 #[derive(Debug, Default)]
 struct Inflight {
     requests: u64,
-    /// What all of them have waited together until `changed`.
+    /// Sum of their waiting times until `changed`.
     waited: u64,
     changed: u64,
-    /// How long one has waited, in the mean.
+    /// Mean waiting time.
     time: u32,
 }
 
-/// Later times count little, so that one slow response changes little.
+/// Exponential moving average: one slow response changes little.
 fn moving_average(average: u32, value: u32) -> u32 {
     if average == 0 { value } else { (0.5 + f64::from(value) * 0.05 + f64::from(average) * 0.95) as u32 }
 }
@@ -219,13 +218,13 @@ fn in_milliseconds(moment: Moment) -> u64 {
     moment.as_nanos() / 1_000_000
 }
 
-/// On cache lines of its own.
+/// A value on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Padded<T>(pub T);
 
 impl PeerState {
-    /// Of a peer of which nothing is known.
+    /// State of a new peer.
     pub fn new() -> PeerState {
         PeerState {
             fails: AtomicU32::new(0),
@@ -248,33 +247,33 @@ impl PeerState {
         }
     }
 
-    /// Nothing that it did wrong counts any more.
+    /// Resets the failures that count.
     pub fn forget_failures(&self) {
         if self.fails.load(Ordering::Relaxed) > 0 {
             self.fails.store(0, Ordering::Relaxed);
         }
     }
 
-    /// It is well again: nothing of its failures counts, and it has its whole weight.
+    /// Resets failures and restores the full weight.
     pub fn recover(&self, now: Moment) {
         self.forget_failures();
         self.failures.note_up(now);
         self.weight_lost.store(0, Ordering::Relaxed);
     }
 
-    /// Its weight grows from now on as `slow_start` has it.
+    /// Starts `slow_start`.
     pub fn begin_slowly(&self, now: Moment) {
         self.recovered.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// From now on so many workers count their requests.
+    /// Begins to count requests, by worker.
     pub fn count_requests(&self, workers: usize) {
         self.counted.get_or_init(|| (0..workers).map(|_| Padded::default()).collect());
     }
 
-    /// How many requests it has, of all workers.
+    /// Requests in flight, over all workers.
     pub fn requests(&self) -> u32 {
-        // They may end on another worker than they began on: only the sum means something.
+        // A request may end on another worker than it began on, so only the sum is meaningful.
         self.counted
             .get()
             .into_iter()
@@ -302,7 +301,7 @@ impl PeerState {
         measure(&self.response_time, time);
     }
 
-    /// Takes the time into account that requests without an answer have waited by now.
+    /// Includes the waiting time of requests without a response.
     pub fn measure_inflight(&self, now: Moment) {
         let mut inflight = self.inflight.lock();
         if let Some(mean) = inflight.waited.checked_div(inflight.requests) {
@@ -315,7 +314,7 @@ impl PeerState {
         self.inflight.lock().change(now, |requests| requests + 1);
     }
 
-    /// A request was answered or given up that has waited for `time`.
+    /// Ends a request that has waited for `time`, answered or not.
     pub fn end_inflight(&self, now: Moment, time: Duration) {
         let mut inflight = self.inflight.lock();
         inflight.change(now, |requests| requests.saturating_sub(1));
@@ -343,23 +342,23 @@ impl Inflight {
     }
 }
 
-/// Slower peers are equally slow, in milliseconds: then the number of their requests decides.
+/// Cap of measured times, in milliseconds. Among slower peers the number of requests decides.
 const TIME_MAX: u32 = 5000;
 
-/// Times are told apart by so much, so that peers of about the same time are chosen in turn.
+/// Resolution of times, so that peers with similar times are chosen in turn.
 const TIME_STEP: u32 = 20;
 
 impl Peer {
-    /// How long it will probably take to what it has and one more, in milliseconds.
+    /// Estimated time to finish its requests and one more, in milliseconds.
     pub fn estimated_time(&self, how: LeastTime, now: Moment) -> u64 {
         let state = &*self.state;
         let time = match how.metric {
-            // Sessions have no header: what is measured there is how long connecting took, or the first byte.
+            // Sessions have no header; their header time is the time to connect or to the first byte.
             Metric::Connect | Metric::Header => &state.header_time,
             Metric::LastByte => &state.response_time,
         };
         let mut time = time.load(Ordering::Relaxed);
-        // A slow peer gets a chance again: half as much for each `fail_timeout` that it was not chosen.
+        // A slow peer gets another chance: its time halves for each `fail_timeout` in which it was not chosen.
         let idle = now.since(Moment::from_nanos(state.chosen.load(Ordering::Relaxed)));
         if idle > self.settings.fail_timeout {
             let halvings = idle.as_secs() / (self.settings.fail_timeout.as_secs() + 1);
@@ -375,7 +374,7 @@ impl Peer {
         u64::from(time) * (1 + u64::from(state.requests()))
     }
 
-    /// It was chosen, in a group whose method asks for times.
+    /// Notes that it was chosen, in a group whose method uses times.
     pub fn note_chosen(&self, now: Moment) {
         let last = &self.state.chosen;
         if now.since(Moment::from_nanos(last.load(Ordering::Relaxed))) > self.settings.fail_timeout {
@@ -383,27 +382,27 @@ impl Peer {
         }
     }
 
-    /// Whether it has as many requests as it may.
+    /// `true` if it has reached `max_conns`.
     pub fn is_full(&self) -> bool {
         let max = self.settings.max_conns;
         max > 0 && self.state.limited.0.load(Ordering::Relaxed) >= max
     }
 
-    /// Takes one of the places that `max_conns` leaves; false if there is none.
+    /// Takes a place within `max_conns`; `false` if there is none.
     pub fn take_place(&self) -> bool {
         let max = self.settings.max_conns;
         let take = |count| (count < max).then_some(count + 1);
         max == 0 || self.state.limited.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 
-    /// Gives the place back.
+    /// Frees a place.
     pub fn leave_place(&self) {
         if self.settings.max_conns > 0 {
             self.state.limited.0.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether its failures have put it down. It is tried once each time `fail_timeout` has passed.
+    /// `true` if failures have put it down. It is tried once each time `fail_timeout` has passed.
     pub fn is_failed(&self, now: Moment) -> bool {
         let max = self.settings.max_fails;
         max > 0
@@ -411,8 +410,8 @@ impl Peer {
             && now.since(Moment::from_nanos(self.state.checked.load(Ordering::Relaxed))) <= self.settings.fail_timeout
     }
 
-    /// It is used now: once in `fail_timeout` that is a trial. False if it has failed too often and another worker has
-    /// just begun its trial.
+    /// Begins a use, which is a trial once in each `fail_timeout`. Returns `false` if the peer is down and another
+    /// worker has just begun the trial.
     pub fn begin_use(&self, now: Moment) -> bool {
         let checked = self.state.checked.load(Ordering::Relaxed);
         if now.since(Moment::from_nanos(checked)) <= self.settings.fail_timeout {
@@ -420,7 +419,7 @@ impl Peer {
         }
         let fails = self.state.fails.load(Ordering::Relaxed);
         if fails == 0 {
-            // Nothing to try out.
+            // No failures, so no trial.
             return true;
         }
         let begun =
@@ -428,7 +427,7 @@ impl Peer {
         begun || self.settings.max_fails == 0 || fails < self.settings.max_fails
     }
 
-    /// It has failed. True if that has put it down.
+    /// Records a failure; `true` if it puts the peer down.
     pub fn fail(&self, now: Moment) -> bool {
         let fails = self.state.fails.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         self.state.failed.store(now.as_nanos(), Ordering::Relaxed);
@@ -444,7 +443,7 @@ impl Peer {
         fails >= max_fails
     }
 
-    /// It has not failed. After a trial its failures are forgotten.
+    /// Records a success. After a trial the failures are forgotten.
     pub fn succeed(&self, now: Moment) {
         let fails = self.state.fails.load(Ordering::Relaxed);
         if fails > 0 && self.state.failed.load(Ordering::Relaxed) < self.state.checked.load(Ordering::Relaxed) {
@@ -456,17 +455,17 @@ impl Peer {
         }
     }
 
-    /// Whether it has done anything wrong that counts.
+    /// `true` if it has failures that count.
     pub fn has_failures(&self) -> bool {
         self.state.fails.load(Ordering::Relaxed) > 0
     }
 
-    /// Nothing that it did wrong counts any more.
+    /// Resets the failures that count.
     pub fn forget_failures(&self) {
         self.state.forget_failures();
     }
 
-    /// Its weight now, in `unit`s: less after failures, and while it starts slowly.
+    /// Current weight in `unit`s: reduced by failures and during `slow_start`.
     pub fn effective_weight(&self, now: Moment, unit: i64) -> i64 {
         let lost = self.state.weight_lost.load(Ordering::Relaxed);
         let weight = i64::from(self.settings.weight.saturating_sub(lost)) * unit;
@@ -482,7 +481,7 @@ impl Peer {
         weight.min((f64::from(self.settings.weight) * unit as f64 * share) as i64)
     }
 
-    /// It was among those that could be chosen: what it has lost of its weight comes back, by one.
+    /// Regains one of its lost weight, each time it was available for a choice.
     pub fn regain_weight(&self) {
         if self.state.weight_lost.load(Ordering::Relaxed) > 0 {
             let regain = |lost: u32| lost.checked_sub(1);
@@ -491,7 +490,7 @@ impl Peer {
     }
 }
 
-/// Which peer of a group: its address, and how many of the same address stand before it.
+/// Identity of a peer in a group: its address, and the number of earlier peers with the same one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PeerId {
     pub address: SocketAddress,

@@ -1,7 +1,7 @@
-//! The peers of a group at one time: a list that never changes, and that is replaced as a whole.
+//! Peers of a group at one time: an immutable list, replaced as a whole.
 //!
-//! Each worker looks at the list through a [`View`] of its own, with its own cursors: the workers share nothing that a
-//! request writes to.
+//! Each worker uses the list through its own [`View`] with its own cursors, so a request writes nothing that workers
+//! share.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,25 +15,25 @@ use super::Common;
 use super::balance::{Balance, Points};
 use super::peer::{Peer, Standing};
 
-/// See the file's head.
+/// Peers of a group at one time.
 #[derive(Debug)]
 pub(super) struct Peers {
     pub primary: PeerSet,
     pub backup: PeerSet,
 }
 
-/// The peers among which one is chosen.
+/// A set of peers to choose from.
 #[derive(Debug)]
 pub(super) struct PeerSet {
     pub peers: Box<[Peer]>,
     pub total_weight: u64,
-    /// How many requests may be tried on: peers that are not down.
+    /// Attempts of one request: peers that are not down.
     pub tries: usize,
-    /// By peer, the weight of all before it and its own.
+    /// Cumulative weights by peer, including its own.
     weights: Box<[u64]>,
-    /// By what `sticky` calls it: the first one.
+    /// Index by name for `sticky`; the first peer of a name.
     by_session: HashMap<Arc<str>, usize>,
-    /// Of `hash … consistent`.
+    /// Points of `hash … consistent`.
     pub points: Option<Points>,
 }
 
@@ -53,12 +53,12 @@ impl PeerSet {
         PeerSet { peers: peers.into(), total_weight, tries, weights, by_session, points: None }
     }
 
-    /// The peer that has this part of all weights, from zero on.
+    /// The peer at this position within the sum of weights, from zero.
     pub fn at_weight(&self, weight: u64) -> usize {
         self.weights.partition_point(|&until| until <= weight)
     }
 
-    /// The peer that `sticky` calls this.
+    /// The peer with this name for `sticky`.
     pub fn by_session(&self, id: &str) -> Option<usize> {
         self.by_session.get(id).copied()
     }
@@ -73,7 +73,7 @@ impl Peers {
         Peers { primary, backup: PeerSet::new(backup) }
     }
 
-    /// Whether there is one peer and no other: it is never put down.
+    /// `true` if there is only one peer, which is never put down.
     pub fn is_single(&self) -> bool {
         self.primary.peers.len() == 1 && self.backup.peers.is_empty()
     }
@@ -83,7 +83,7 @@ impl Peers {
     }
 }
 
-/// The name of a peer. It reads as its address.
+/// Name of a peer: its address.
 #[derive(Debug)]
 pub struct PeerName {
     address: Box<str>,
@@ -95,12 +95,12 @@ impl PeerName {
         Arc::new(PeerName { address: (*peer.name).into(), server: Arc::clone(&peer.server) })
     }
 
-    /// The name of a group, in the place of a server's where there is none.
+    /// Name of a group, used where there is no server.
     pub fn of_group(name: &str) -> Arc<PeerName> {
         Arc::new(PeerName { address: name.into(), server: Arc::default() })
     }
 
-    /// The `server` that it came from, as it is written; empty for a group.
+    /// The `server` parameter as written; empty for a group.
     pub fn server(&self) -> &[u8] {
         &self.server
     }
@@ -125,16 +125,17 @@ pub(super) struct View {
     pub common: Arc<Common>,
     pub peers: Arc<Peers>,
     pub worker: usize,
-    /// The names of the peers that it has chosen, by set: copies of this worker's, since each request counts them.
+    /// Names of chosen peers, by set. They are this worker's copies, because each request changes their reference
+    /// count.
     names: [Box<[OnceLock<Arc<PeerName>>]>; 2],
-    /// Only its worker locks it.
+    /// Only locked by its worker.
     cursors: Mutex<[Cursor; 2]>,
 }
 
-/// Where smooth weighted round robin stands: the current weight of every peer.
+/// State of smooth weighted round robin: the current weight of each peer.
 ///
-/// Each round adds to every peer that can be chosen its effective weight, the highest one is chosen, and loses what all
-/// others have got: peers of weights 5, 1, 1 come as a a b a c a a.
+/// Each round adds its effective weight to every available peer; the highest one is chosen and loses the sum of what
+/// was added. Weights 5, 1, 1 give the order a a b a c a a.
 #[derive(Debug)]
 pub(super) struct Cursor(Box<[i64]>);
 
@@ -147,8 +148,8 @@ impl Cursor {
         self.0[index]
     }
 
-    /// A round among `candidates`, ascending: the one that is chosen, on a tie the first; or the one that is `bound` to
-    /// be, whoever would be.
+    /// Performs a round among `candidates`, ascending. Chooses the highest one (on a tie the first), or `bound` if
+    /// given.
     pub fn round(
         &mut self,
         peers: &PeerSet,
@@ -182,13 +183,13 @@ impl View {
         Arc::new(View { common: Arc::clone(common), peers: Arc::clone(peers), worker, names, cursors })
     }
 
-    /// The name of a peer, to be kept.
+    /// Name of a peer, to be kept.
     pub fn name(&self, is_backup: bool, index: usize) -> &Arc<PeerName> {
         let name = || PeerName::of(&self.peers.set(is_backup).peers[index]);
         self.names[usize::from(is_backup)][index].get_or_init(name)
     }
 
-    /// The same worker's view of another list, in which peers that stay keep their current weights.
+    /// The same worker's view of another list; remaining peers keep their current weights.
     pub fn renewed(&self, peers: &Arc<Peers>, moves: &Moves) -> Arc<View> {
         let view = View::new(&self.common, peers, self.worker);
         let (earlier, mut later) = (self.cursors(), view.cursors());
@@ -204,7 +205,7 @@ impl View {
     }
 }
 
-/// Where the peers of one list are in another one, by set.
+/// Indices of the same peers in two lists, by set.
 pub(super) struct Moves([Vec<(usize, usize)>; 2]);
 
 impl Moves {

@@ -1,4 +1,4 @@
-//! From what the configuration says of a group's servers, and from what their names stand for now, to a list of peers.
+//! Builds a list of peers from a group's servers and the addresses found for their names.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,22 +13,22 @@ use super::servers::GroupServer;
 use super::state::GroupState;
 use super::sticky::default_session_id;
 
-/// The servers of a group.
+/// Servers of a group.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub balance: Balance,
-    /// Whether peers have names for `sticky`.
+    /// `true` if peers have names for `sticky`.
     pub is_sticky: bool,
-    /// Those whose addresses are known.
+    /// Servers with known addresses.
     pub fixed: Vec<FixedServer>,
-    /// Those whose addresses are asked for again and again.
+    /// Servers whose names are resolved repeatedly.
     pub resolved: Vec<ResolvedServer>,
 }
 
 #[derive(Debug)]
 pub(super) struct FixedServer {
     pub addresses: Vec<SocketAddress>,
-    /// As it is written.
+    /// The parameter as written.
     pub name: Arc<[u8]>,
     pub settings: Arc<ServerSettings>,
 }
@@ -40,35 +40,35 @@ pub(super) struct ResolvedServer {
     /// `service`
     pub service: Option<Arc<str>>,
     pub port: u16,
-    /// As it is written.
+    /// The parameter as written.
     pub name: Arc<[u8]>,
     pub settings: Arc<ServerSettings>,
 }
 
-/// One address that a name stands for.
+/// An address of a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Found {
     pub ip: IpAddr,
-    /// Of an address of a service.
+    /// SRV fields, if it came from a service.
     pub service: Option<FoundService>,
 }
 
-/// What a service says of one of its servers.
+/// Fields of an SRV record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FoundService {
     pub port: u16,
-    /// The server's name.
+    /// Name of the server.
     pub name: Arc<str>,
     pub weight: u16,
-    /// Whether others are to be asked before this one.
+    /// `true` unless the record has the best priority.
     pub is_secondary: bool,
 }
 
-/// What each of the resolved servers stands for.
+/// Addresses found, by resolved server.
 pub(super) type Findings = Vec<Arc<[Found]>>;
 
 impl Plan {
-    /// The servers whose addresses are known, each with one of them, and without their numbers.
+    /// One server for each known address, without numbers.
     pub fn configured(&self) -> Vec<GroupServer> {
         let of = |server: &FixedServer| {
             let (name, settings) = (Arc::clone(&server.name), Arc::clone(&server.settings));
@@ -83,7 +83,7 @@ impl Plan {
         self.fixed.iter().flat_map(of).collect()
     }
 
-    /// The peers of these servers, and of what the names of the others stand for.
+    /// Peers of these servers and of the addresses found for the others.
     pub fn list(
         &self,
         servers: &[GroupServer],
@@ -149,10 +149,10 @@ impl List<'_> {
         let address = |port| SocketAddress::Inet(SocketAddr::new(found.ip, port));
         match &found.service {
             None => self.add(None, address(server.port), &server.name, &server.settings, is_backup),
-            // Those that come second have no place among those that come second anyway.
+            // Secondary servers of a service that is itself a backup are not used.
             Some(service) if is_backup && service.is_secondary => {}
             Some(service) => {
-                // A weight that is written goes before the service's.
+                // A weight in the configuration overrides the service's.
                 let mut settings = Arc::clone(&server.settings);
                 if settings.weight == 1 && service.weight > 1 {
                     settings = Arc::new(ServerSettings { weight: service.weight.into(), ..(*settings).clone() });

@@ -1,4 +1,4 @@
-//! The idle connections of a group (`keepalive`): one pool for all workers, of so many for each of them.
+//! Idle connections of a group (`keepalive`): one pool for all workers, with a number of connections for each.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#keepalive>)
 
 use std::rc::Rc;
@@ -13,18 +13,18 @@ use crate::tls::IdleTls;
 use crate::transport::Transport;
 use crate::worker::{CountedConnection, ParkedConnection, Worker};
 
-/// An idle connection is not used in the last second before its peer closes it, as far as that has said when.
+/// Time before the announced end of an idle connection in which it is not used.
 const ANNOUNCED_MARGIN: Duration = Duration::from_secs(1);
 
-/// Connections that their peers are about to close which one `take` closes at most, before it says that there is none.
+/// Most expired connections that one `take` closes before it gives up.
 const CLOSED_PER_TAKE_MAX: usize = 16;
 
-/// What is kept of connections between two requests.
+/// Settings of `keepalive`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepaliveSettings {
-    /// `keepalive`: how many are kept for each worker at most, by whichever of them; one at least.
+    /// `keepalive`: most idle connections for each worker, usable by all workers; at least one.
     pub connections: usize,
-    /// `local`: whether a connection is used again only by the settings (the location) that it was made for.
+    /// `local`: only the location that made a connection uses it again.
     pub is_local: bool,
     /// `keepalive_requests`
     pub requests_max: u64,
@@ -32,7 +32,7 @@ pub struct KeepaliveSettings {
     pub time_max: Duration,
     /// `keepalive_timeout`
     pub timeout: Duration,
-    /// `ntlm`: whether a connection that its client has authenticated goes on as that client's own.
+    /// `ntlm`: an authenticated connection is bound to its client.
     pub binds_clients: bool,
 }
 
@@ -50,52 +50,52 @@ impl Default for KeepaliveSettings {
     }
 }
 
-/// Which connections may stand for each other.
+/// Key of interchangeable connections.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct PoolKey {
     /// The peer.
     pub peer: SocketAddress,
-    /// What else tells connections apart: the address that they are bound to, a PROXY header, settings of TLS. Whoever
-    /// makes connections puts that into bytes; `None` for nothing of that.
+    /// Options of the connection, encoded by the code that opens it: local address, PROXY header, TLS settings. `None`
+    /// if there are none.
     pub made_with: Option<Arc<[u8]>>,
-    /// The settings (the location) that they were made for: looked at only with `local`.
+    /// The settings (location) that opened it; only compared with `local`.
     pub user: usize,
 }
 
 impl PoolKey {
-    /// Connections to this peer that nothing else tells apart, for the settings `user`.
+    /// Key of connections to this peer without options, for the settings `user`.
     pub fn new(peer: &SocketAddress, user: usize) -> PoolKey {
         PoolKey { peer: peer.clone(), made_with: None, user }
     }
 }
 
-/// The past of a connection.
+/// History of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectionAge {
-    /// When it was opened.
+    /// Time when it was opened.
     pub opened: Moment,
-    /// How many requests it has carried.
+    /// Requests carried.
     pub requests: u64,
-    /// How long its peer said that it keeps it when it is idle (`Keep-Alive: timeout=`).
+    /// Idle timeout announced by the peer (`Keep-Alive: timeout=`).
     pub announced_timeout: Option<Duration>,
-    /// Since when it is idle.
+    /// Start of the idle time.
     pub idle_since: Moment,
 }
 
 impl ConnectionAge {
-    /// One that is opened now.
+    /// History of a connection opened now.
     pub fn new() -> ConnectionAge {
         let now = now();
         ConnectionAge { opened: now, requests: 0, announced_timeout: None, idle_since: now }
     }
 
-    /// It has carried one request more, and its peer says that it closes it when it is idle for so many seconds.
+    /// Counts a request and stores the idle timeout that the peer has announced, in seconds.
     pub fn note_request(&mut self, idle_seconds: Option<u64>) {
         self.requests += 1;
         self.announced_timeout = idle_seconds.map(Duration::from_secs);
     }
 
-    /// Whether its peer may be about to close it, because it was idle for almost as long as the peer has announced.
+    /// `true` if the peer may be about to close it, because its announced idle timeout has almost passed.
     pub fn is_near_end(&self, now: Moment) -> bool {
         self.announced_timeout.is_some_and(|timeout| now.since(self.idle_since) + ANNOUNCED_MARGIN >= timeout)
     }
@@ -107,22 +107,22 @@ impl Default for ConnectionAge {
     }
 }
 
-/// A connection that may be kept between two requests, and counts as one of its worker's. It goes back and forth
-/// between requests and their pool in its box.
+/// A connection that may be kept between two requests and counts towards its worker's limit. It moves between requests
+/// and their pool in its box.
 pub struct PooledConnection {
     /// The connection.
     pub transport: Transport,
-    /// Its past.
+    /// Its history.
     pub age: ConnectionAge,
-    /// Its part in `worker_connections`.
+    /// Its place within `worker_connections`.
     pub counted: CountedConnection,
-    /// How long its peer may be silent before an answer: each request sets it anew. It goes with the connection, since
-    /// a deadline that moves later costs a tenth of a new timer.
+    /// Timeout for the peer's response, set anew by each request. It stays with the connection because moving a
+    /// deadline later costs a tenth of a new timer.
     pub silence: Timer,
 }
 
 impl PooledConnection {
-    /// Whether nothing has come on it, its end included.
+    /// `true` if nothing was received on it, including its end.
     pub(super) fn is_idle(&self, knowledge: Knowledge) -> bool {
         match knowledge {
             Knowledge::Driver => self.transport.is_idle(),
@@ -130,31 +130,31 @@ impl PooledConnection {
         }
     }
 
-    /// With this past.
+    /// Combines a connection with its history.
     pub fn new(transport: Transport, age: ConnectionAge, counted: CountedConnection) -> Box<PooledConnection> {
         Box::new(PooledConnection { transport, age, counted, silence: Timer::new() })
     }
 }
 
-/// By whose word a connection that was used a moment ago is still idle.
+/// How to check that a recently used connection is still idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knowledge {
-    /// The driver's, which has not heard otherwise: costs nothing.
+    /// Ask the driver, without a system call.
     Driver,
-    /// The kernel's, asked now: a system call.
+    /// Ask the kernel, with a system call.
     Kernel,
 }
 
-/// What is known of a parked connection.
+/// State of a parked connection.
 struct Parked {
     age: ConnectionAge,
-    /// The session above the socket.
+    /// TLS session of the connection.
     tls: Option<IdleTls>,
     _counted: ParkedConnection,
     _permit: IdlePermit,
 }
 
-/// See the file's head. A clone is the same pool.
+/// Idle connections of a group. Clones share the pool.
 #[derive(Clone, Debug)]
 pub struct Pool {
     settings: KeepaliveSettings,
@@ -163,7 +163,7 @@ pub struct Pool {
     streams: IdleStreams<PoolKey, Parked>,
 }
 
-/// A pool that others keep.
+/// Weak reference to a pool.
 pub(super) struct WeakPool(WeakIdleStreams<PoolKey, Parked>);
 
 impl WeakPool {
@@ -171,30 +171,30 @@ impl WeakPool {
         self.0.is_of(&pool.streams)
     }
 
-    /// How many connections the running worker has parked there.
+    /// Connections that the running worker has parked.
     pub fn own_len(&self) -> usize {
         self.0.upgrade().map_or(0, |streams| streams.own_len())
     }
 
-    /// Closes the connection that the running worker has parked there and that has been idle for longest.
+    /// Closes the longest idle connection that the running worker has parked.
     pub fn close_oldest_own(&self) -> bool {
         self.0.upgrade().is_some_and(|streams| streams.close_oldest_own())
     }
 }
 
 impl Pool {
-    /// A pool for so many workers.
+    /// Creates a pool for this many workers.
     ///
     /// # Panics
-    /// It is to hold none.
+    /// Panics if the settings allow no connections.
     pub fn new(settings: KeepaliveSettings, workers: usize) -> Pool {
         let KeepaliveSettings { connections, timeout, .. } = settings;
-        // How many there are of all workers is a matter of permits.
+        // Permits limit the number over all workers.
         let options = IdleOptions { loops: workers, per_loop_max: connections.saturating_mul(workers), timeout };
         Pool { settings, workers, permits: IdlePermits::new(connections, workers), streams: IdleStreams::new(options) }
     }
 
-    /// What is kept.
+    /// Settings of the pool.
     pub fn settings(&self) -> &KeepaliveSettings {
         &self.settings
     }
@@ -203,8 +203,8 @@ impl Pool {
         self.settings == settings && self.workers == workers
     }
 
-    /// An idle connection with this key, the one that was parked last. One that its peer is about to close is not given
-    /// out.
+    /// Takes the idle connection with this key that was parked last. Connections about to be closed by the peer are not
+    /// returned.
     pub fn take(&self, worker: &Rc<Worker>, key: &PoolKey, knowledge: Knowledge) -> Option<Box<PooledConnection>> {
         let key = self.own_key(key.clone());
         warm::take(worker, self, &key, knowledge).or_else(|| self.take_cold(worker, &key))
@@ -223,8 +223,8 @@ impl Pool {
         None
     }
 
-    /// Parks a connection that has carried a request more since it was opened or taken; its age counts it. False if it
-    /// was closed instead: it has had its requests or its time, or it is not idle.
+    /// Parks a connection that has carried another request; its age includes the request. Returns `false` if it was
+    /// closed instead because it has reached its limits or is not idle.
     pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, mut connection: Box<PooledConnection>) -> bool {
         connection.age.idle_since = now();
         if self.is_spent(&connection.age) {
@@ -233,15 +233,15 @@ impl Pool {
         warm::keep(worker, self, self.own_key(key), connection)
     }
 
-    /// Whether a connection has had its requests or its time, or its peer is about to close it.
+    /// `true` if a connection has reached its limits, or its peer is about to close it.
     pub(super) fn is_spent(&self, age: &ConnectionAge) -> bool {
         let now = now();
         let KeepaliveSettings { requests_max, time_max, .. } = self.settings;
         age.requests >= requests_max || now.since(age.opened) > time_max || age.is_near_end(now)
     }
 
-    /// Parks a connection for all workers. A session of TLS goes with its socket; what its server sends from now on,
-    /// be it a ticket, ends both.
+    /// Parks a connection for all workers. Its TLS session is kept with the socket; anything that the server sends
+    /// meanwhile, even a ticket, ends both.
     pub(super) fn park_cold(
         &self,
         worker: &Worker,
@@ -260,17 +260,17 @@ impl Pool {
         WeakPool(self.streams.downgrade())
     }
 
-    /// Whether both are one pool.
+    /// `true` if both are the same pool.
     pub fn is_same(&self, other: &Pool) -> bool {
         self.streams.is_same(&other.streams)
     }
 
-    /// Where its workers keep connections.
+    /// Permits of the pool.
     pub(super) fn permits(&self) -> &IdlePermits {
         &self.permits
     }
 
-    /// A permit for a worker that has so many, if need be that of the parked connection that has been idle for longest.
+    /// Takes a permit for a worker that holds `held`; if none is free, first closes the longest idle parked connection.
     pub(super) fn take_permit(&self, held: usize) -> bool {
         if !self.permits.are_free() {
             self.streams.close_oldest();
@@ -278,17 +278,17 @@ impl Pool {
         self.permits.take(held)
     }
 
-    /// Which connections of this pool may stand for each other, where these keys would tell them apart.
+    /// Key within this pool: without `local` the user does not count.
     pub fn own_key(&self, key: PoolKey) -> PoolKey {
         PoolKey { user: if self.settings.is_local { key.user } else { 0 }, ..key }
     }
 
-    /// How many connections are parked, without those that a worker keeps warm.
+    /// Number of parked connections, without workers' warm ones.
     pub fn len(&self) -> usize {
         self.streams.len()
     }
 
-    /// Whether none is parked.
+    /// `true` if none is parked.
     pub fn is_empty(&self) -> bool {
         self.streams.is_empty()
     }
@@ -312,7 +312,7 @@ mod tests {
         binds_clients: false,
     };
 
-    /// Connections to one server, whose ends are kept open.
+    /// Connections to one server, whose other ends stay open.
     struct Server {
         listener: TcpListener,
         ends: Vec<TcpStream>,
@@ -323,7 +323,7 @@ mod tests {
             Server { listener: TcpListener::bind("127.0.0.1:0").unwrap(), ends: Vec::new() }
         }
 
-        /// A new connection with this past.
+        /// A new connection with this history.
         fn connect(&mut self, worker: &Rc<Worker>, age: ConnectionAge) -> Box<PooledConnection> {
             let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
             self.ends.push(self.listener.accept().unwrap().0);
@@ -345,7 +345,7 @@ mod tests {
         Worker::new(10, Arc::new(ErrorLog::new(Vec::new())))
     }
 
-    /// Until what nobody takes is everybody's.
+    /// Waits until unused warm connections have moved to the pool.
     async fn cool_down() {
         sleep(Duration::from_secs(1)).await;
     }
@@ -367,7 +367,7 @@ mod tests {
         });
     }
 
-    /// As many as a pool gives a worker, one after the other.
+    /// Number of connections that a worker can take.
     fn taken_by(worker: &Rc<Worker>, pool: &Pool, key: &PoolKey) -> usize {
         let taken: Vec<_> = std::iter::from_fn(|| pool.take(worker, key, Knowledge::Driver)).collect();
         taken.len()
@@ -496,7 +496,7 @@ mod tests {
             assert!(pool.park(&worker, server.key(0), server.connect(&worker, carried(2))));
             assert!(pool.park(&worker, server.key(0), server.connect(&worker, announced)));
             sleep(Duration::from_secs(4)).await;
-            // The older one is not about to be closed.
+            // The older one is not near its end.
             assert_eq!(pool.take(&worker, &server.key(0), Knowledge::Driver).map(|taken| taken.age.requests), Some(2));
             assert!(pool.take(&worker, &server.key(0), Knowledge::Driver).is_none() && pool.is_empty());
             let soon = ConnectionAge { announced_timeout: Some(Duration::from_secs(1)), ..carried(1) };

@@ -1,4 +1,4 @@
-//! The header of the PROXY protocol that a server gets before anything else: who the client is.
+//! PROXY protocol header, sent to a server before anything else; it names the client.
 //! (<https://www.haproxy.org/download/3.2/doc/proxy-protocol.txt>)
 
 use gale_config::{Diagnostic, Statement, values};
@@ -10,27 +10,27 @@ use crate::tls::{TlsStream, Verdict};
 /// `proxy_protocol`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProxyVersion {
-    /// None.
+    /// No header.
     #[default]
     Off,
-    /// A line of text.
+    /// Version 1: a line of text.
     Version1,
-    /// Binary.
+    /// Version 2: binary.
     Version2,
 }
 
 impl ProxyVersion {
-    /// What a directive says: `off`, `on` for version 1, `v2`.
+    /// Parses the directive: `off`, `on` for version 1, `v2`.
     ///
     /// # Errors
-    /// Another word.
+    /// Any other word.
     pub fn parse(statement: &Statement) -> Result<ProxyVersion, Diagnostic> {
         let versions = [("off", ProxyVersion::Off), ("on", ProxyVersion::Version1), ("v2", ProxyVersion::Version2)];
         values::enumeration(statement, &versions)
     }
 
-    /// The header for a client that has come from one address to the other, over TCP or UDP; empty for none. Without
-    /// two addresses of IP it says that nothing is known (version 1), or that the connection is our own (version 2).
+    /// The header for a client's connection from `source` to `destination`, over TCP or UDP; empty for `Off`. Without
+    /// two IP addresses it says UNKNOWN (version 1) or LOCAL (version 2).
     pub fn header(
         self,
         transport: Transport,
@@ -53,7 +53,7 @@ impl ProxyVersion {
     }
 }
 
-/// What there is to tell of the client's TLS.
+/// Properties of the client's TLS session for the header.
 fn told(tls: &TlsStream) -> Option<TlsTold> {
     tls.details(|details| {
         let certificate = details.client_certificate();

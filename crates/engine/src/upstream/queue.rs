@@ -1,8 +1,8 @@
-//! Requests that wait until a peer can be chosen (`queue`): a bounded number, of all workers, first come first served.
+//! Queue of requests that wait for an available peer (`queue`): bounded, over all workers, first come first served.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#queue>)
 //!
-//! A request that ends wakes the one that has waited for longest. What only time changes (a peer that may be tried
-//! again) is looked at twice a second.
+//! A request that ends wakes the longest waiting one. Changes that only depend on time (a peer may be retried) are
+//! checked twice a second.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,43 +15,43 @@ use parking_lot::Mutex;
 use super::Group;
 use super::selection::{Chosen, NoPeer, Selection};
 
-/// How often it is looked whether a peer can be chosen by now.
+/// Interval of checks whether a peer has become available.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// `queue`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSettings {
-    /// How many requests may wait.
+    /// Most waiting requests.
     pub requests_max: usize,
-    /// How long each of them does.
+    /// Longest wait.
     pub timeout: Duration,
 }
 
 impl QueueSettings {
-    /// How long requests wait when nothing is said of it.
+    /// Default of the timeout.
     pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 }
 
-/// See the file's head.
+/// Queue of requests that wait for an available peer.
 #[derive(Debug)]
 pub(super) struct Queue {
     settings: QueueSettings,
-    /// How many wait.
+    /// Waiting requests.
     waiting: AtomicUsize,
-    /// Who is to be woken, the first one first. Those that have gone are passed over.
+    /// Waiting requests to wake, in order. Those that have left are skipped.
     waiters: Mutex<VecDeque<oneshot::Sender<()>>>,
-    /// How many were turned away because it was full.
+    /// Requests rejected because the queue was full.
     overflows: AtomicU64,
 }
 
-/// How a queue is.
+/// Figures of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFigures {
-    /// How many requests wait.
+    /// Waiting requests.
     pub waiting: usize,
-    /// How many may.
+    /// Most waiting requests.
     pub requests_max: usize,
-    /// How many were turned away because it was full.
+    /// Requests rejected because the queue was full.
     pub overflows: u64,
 }
 
@@ -60,7 +60,7 @@ impl Queue {
         Queue { settings, waiting: AtomicUsize::new(0), waiters: Mutex::default(), overflows: AtomicU64::new(0) }
     }
 
-    /// How it is now.
+    /// Current figures.
     pub fn figures(&self) -> QueueFigures {
         QueueFigures {
             waiting: self.waiting.load(Ordering::SeqCst),
@@ -69,17 +69,17 @@ impl Queue {
         }
     }
 
-    /// Forgets how many were turned away.
+    /// Resets the count of rejected requests.
     pub fn reset_figures(&self) {
         self.overflows.store(0, Ordering::Relaxed);
     }
 
-    /// Whether any request waits.
+    /// `true` if a request waits.
     pub fn has_waiting(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Something has changed for one request.
+    /// Wakes the first waiting request.
     pub fn wake_one(&self) {
         if !self.has_waiting() {
             return;
@@ -92,11 +92,11 @@ impl Queue {
         }
     }
 
-    /// Something has changed for all of them.
+    /// Wakes all waiting requests.
     pub fn wake_all(&self) {
         let waiters = std::mem::take(&mut *self.waiters.lock());
         for waiter in waiters {
-            // One that has gone needs nothing.
+            // The receiver may have left.
             let _ = waiter.send(());
         }
     }
@@ -113,19 +113,19 @@ impl Queue {
     }
 }
 
-/// A request that waits.
+/// A waiting request.
 struct QueuedRequest<'q> {
     queue: &'q Queue,
     woken: Option<oneshot::Receiver<()>>,
 }
 
 impl QueuedRequest<'_> {
-    /// Stands in the line, again in front if it was woken for nothing.
+    /// Joins the line, at its front if the request was woken in vain.
     fn line_up(&mut self, in_front: bool) {
         let (sender, receiver) = oneshot::channel();
         self.woken = Some(receiver);
         let mut waiters = self.queue.waiters.lock();
-        // Those that have gone since are few more than those that may wait.
+        // Bounds the entries of requests that have left.
         if waiters.len() > 2 * self.queue.settings.requests_max {
             waiters.retain(|waiter| !waiter.is_closed());
         }
@@ -136,7 +136,7 @@ impl QueuedRequest<'_> {
         }
     }
 
-    /// Waits until something has changed, or time may have changed something.
+    /// Waits for a wake-up, for the next check, or for the deadline.
     async fn changed(&mut self, deadline: Moment) {
         let Some(woken) = &mut self.woken else { return };
         let pause = deadline.since(now()).min(LOOK_AGAIN_AFTER);
@@ -149,7 +149,7 @@ impl QueuedRequest<'_> {
 impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
         self.queue.waiting.fetch_sub(1, Ordering::SeqCst);
-        // It was woken, and does not need it any more.
+        // Passes on a wake-up that this request does not need.
         let woken = self.woken.take().and_then(|mut woken| woken.try_recv().ok().flatten());
         if woken.is_some() {
             self.queue.wake_one();
@@ -158,16 +158,16 @@ impl Drop for QueuedRequest<'_> {
 }
 
 impl Selection {
-    /// Whether it may help to wait when there is no peer: the group has a queue, and this is the first try. In the
-    /// queue all wait for the same, any peer.
+    /// `true` if waiting may help when no peer is available: the group has a queue and this is the first attempt. All
+    /// requests in the queue wait for the same, any peer.
     pub fn can_wait(&self) -> bool {
         self.group.as_ref().is_some_and(|group| group.common.queue.is_some()) && self.is_first_try()
     }
 
-    /// The next peer to try; if there is none, waits in the queue of the group until there is.
+    /// The next peer to try; if none is available, waits in the group's queue.
     ///
     /// # Errors
-    /// There is none, and the group has no queue, or that is full, or it has taken too long.
+    /// No peer is available, and the group has no queue, or it is full, or the wait timed out.
     pub async fn wait(&mut self) -> Result<Chosen, NoPeer> {
         let error = match self.next() {
             Ok(chosen) => return Ok(chosen),
@@ -182,7 +182,7 @@ impl Selection {
         let mut queued = queue.enter().ok_or(NoPeer::QueueFull)?;
         let deadline = now() + queue.settings.timeout;
         loop {
-            // After it has entered: what changes from now on is not missed.
+            // After entering, so that no change is missed.
             self.look_anew(group.view());
             let now = now();
             if let Ok(chosen) = self.next_at(now) {

@@ -1,8 +1,8 @@
-//! The groups of a block such as `http` while it is read: those that `upstream` declares, and those that other
-//! directives refer to, before or after.
+//! Groups of a block such as `http` while it is read: declared by `upstream`, or referred to by other directives,
+//! before or after the declaration.
 //!
-//! A reference to a host without an `upstream` block of that name is a group of its own, of the addresses that the name
-//! stands for when the configuration is built.
+//! A reference to a host without an `upstream` block is a group of its own, with the addresses that the name has when
+//! the configuration is built.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -36,26 +36,26 @@ use crate::service::ServiceSpec;
 use crate::variables::subject::Subject;
 use crate::variables::template::Template;
 
-/// A block that has upstreams for subjects `S`.
+/// A block with upstream groups for subjects `S`.
 pub trait HasUpstreams<S>: BlockBuilder {
-    /// Tells its groups from those of other protocols that have the same names: `http upstream`.
+    /// Distinguishes its groups from other protocols' groups of the same name: `http upstream`.
     const KIND: &'static str;
 
-    /// Where its directives stand: the inside of `upstream`.
+    /// Context of its directives: inside `upstream`.
     const INSIDE: Contexts;
 
-    /// What `least_time` may go by, as it is called there.
+    /// Metrics of `least_time`, by name.
     const TIMES: &'static [(&'static str, Metric)];
 
-    /// Those so far.
+    /// The groups so far.
     fn upstreams(&mut self) -> &mut Upstreams<S>;
 }
 
 impl Builder {
-    /// The upstreams of the block whose subjects are `S`.
+    /// The groups of the block whose subjects are `S`.
     ///
     /// # Panics
-    /// Outside of such a block.
+    /// Panics outside of such a block.
     pub fn upstreams<S: Subject>(&mut self) -> &mut Upstreams<S>
     where
         S::Block: HasUpstreams<S>,
@@ -64,33 +64,33 @@ impl Builder {
     }
 }
 
-/// A group that a directive refers to, as an index.
+/// Index of a group that a directive refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UpstreamId(pub u32);
 
-/// What a directive such as `proxy_pass` names.
+/// Target of a directive such as `proxy_pass`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpstreamTarget {
-    /// A group, or a host, which may be an address (without brackets).
+    /// A group or a host, which may be an IP address (without brackets).
     Host {
-        /// Its name as written.
+        /// Name as written.
         host: BString,
-        /// The port, if one is written.
+        /// Port, if written.
         port: Option<u16>,
-        /// The port of a host without one; 0 if that has to have one.
+        /// Port of a host without one; 0 if a port is required.
         default_port: u16,
     },
-    /// A socket in the file system.
+    /// A Unix socket.
     Unix(PathBuf),
 }
 
 impl UpstreamTarget {
-    /// Reads `HOST[:PORT]`, `ADDRESS[:PORT]`, `[IPv6][:PORT]` or `unix:PATH`.
+    /// Parses `HOST[:PORT]`, `ADDRESS[:PORT]`, `[IPv6][:PORT]` or `unix:PATH`.
     ///
     /// # Errors
-    /// What is wrong with it, in nginx's words, to be followed by `in upstream "…"`.
+    /// The fault in nginx's words, to be followed by `in upstream "…"`.
     pub fn parse(text: &[u8], default_port: u16) -> Result<UpstreamTarget, &'static str> {
-        // The port that stands there and the one that is meant may be the same.
+        // The written port may equal the default one.
         let written = match (text.rfind_byte(b':'), text.rfind_byte(b']')) {
             (Some(colon), bracket) => bracket.is_none_or(|bracket| colon > bracket),
             (None, _) => false,
@@ -108,16 +108,16 @@ impl UpstreamTarget {
     }
 }
 
-/// See the file's head.
+/// Groups of a block while it is read.
 pub struct Upstreams<S> {
     groups: Vec<GroupDraft<S>>,
     references: Vec<(UpstreamTarget, Span)>,
     checks: Vec<CheckDraft>,
-    /// The block that is being read.
+    /// Index of the block that is being read.
     current: Option<usize>,
 }
 
-/// A health check of a group that a directive refers to.
+/// A health check of a group.
 struct CheckDraft {
     group: UpstreamId,
     before: BeforeFirstCheck,
@@ -128,17 +128,17 @@ struct CheckDraft {
 pub struct GroupDraft<S> {
     name: BString,
     span: Span,
-    /// `server`, in order.
+    /// `server` directives, in order.
     pub servers: Vec<ServerDraft>,
-    /// `state`: the file that has them instead.
+    /// `state`: the file that replaces them.
     pub state: Setting<PathBuf>,
-    /// How its peers are chosen; unset for in turn.
+    /// Balancing method; unset for round robin.
     pub balance: Setting<Balance>,
-    /// The key of `hash`.
+    /// Key of `hash`.
     pub key: Option<Template<S>>,
     /// `sticky`
     pub sticky: Setting<Sticky<S>>,
-    /// `keepalive`: how many idle connections each worker keeps, 0 for none, and `local`.
+    /// `keepalive`: idle connections for each worker, 0 for none, and `local`.
     pub keepalive: Setting<(usize, bool)>,
     /// `keepalive_requests`
     pub keepalive_requests: Setting<u64>,
@@ -150,7 +150,7 @@ pub struct GroupDraft<S> {
     pub ntlm: Setting<bool>,
     /// `queue`
     pub queue: Setting<QueueSettings>,
-    /// `retry_budget`; `None` for no bound.
+    /// `retry_budget`; `None` for no limit.
     pub retry_budget: Setting<Option<RetryBudgetSettings>>,
     /// `outlier_ejection`
     pub outlier_ejection: Setting<OutlierSettings>,
@@ -163,35 +163,35 @@ pub struct GroupDraft<S> {
 /// A `server` of an `upstream` block.
 #[derive(Clone, Debug)]
 pub struct ServerDraft {
-    /// As it is written.
+    /// Parameter as written.
     pub name: BString,
-    /// Where it is written.
+    /// Its place in the configuration.
     pub span: Span,
-    /// Its address.
+    /// Source of its addresses.
     pub source: ServerSource,
-    /// Its parameters.
+    /// Settings.
     pub settings: ServerSettings,
 }
 
-/// Where the addresses of a server come from.
+/// Source of a server's addresses.
 #[derive(Clone, Debug)]
 pub enum ServerSource {
-    /// It is one.
+    /// An address.
     Address(SocketAddress),
-    /// They are looked up when the configuration is built.
+    /// A host name, resolved when the configuration is built.
     Host(String, u16),
-    /// They are asked for again and again (`resolve`).
+    /// A host name, resolved repeatedly (`resolve`).
     Resolved {
         /// The name.
         host: String,
         /// `service`
         service: Option<String>,
-        /// The port, without `service`.
+        /// Port, used without `service`.
         port: u16,
     },
 }
 
-/// Who asks for names in groups that do not say it themselves: the directives of the block around.
+/// Resolver settings of the surrounding block, for groups without their own.
 #[derive(Clone, Debug, Default)]
 pub struct ResolverDefaults {
     /// `resolver`
@@ -200,7 +200,7 @@ pub struct ResolverDefaults {
     pub timeout: Option<Duration>,
 }
 
-/// How long a name is asked for when nothing is said of it.
+/// Default timeout of a lookup.
 const RESOLVER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<S> Default for Upstreams<S> {
@@ -234,7 +234,7 @@ impl<S> GroupDraft<S> {
 }
 
 impl<S: Subject> Upstreams<S> {
-    /// Refers to a group or a host. There is no error before [`Upstreams::complete`].
+    /// Adds a reference to a group or a host. Errors appear in [`Upstreams::complete`].
     pub fn reference(&mut self, target: UpstreamTarget, span: Span) -> UpstreamId {
         let known = self.references.iter().position(|(known, _)| *known == target);
         let index = known.unwrap_or_else(|| {
@@ -244,17 +244,17 @@ impl<S: Subject> Upstreams<S> {
         UpstreamId(u32::try_from(index).expect("fewer references than 2^32"))
     }
 
-    /// The group has its peers checked: requests go to those that are well. Whoever calls this has a service do the
-    /// checks, with the [`Check`] that [`UpstreamTable::check`] has for this.
+    /// Enables health checks of a group: requests go to its healthy peers only. The caller adds a service that runs the
+    /// checks, with the [`Check`] from [`UpstreamTable::check`].
     pub fn add_check(&mut self, group: UpstreamId, before: BeforeFirstCheck, span: Span) -> CheckId {
         self.checks.push(CheckDraft { group, before, span });
         CheckId(u32::try_from(self.checks.len() - 1).expect("fewer checks than 2^32"))
     }
 
-    /// An `upstream` block begins.
+    /// Begins an `upstream` block.
     ///
     /// # Errors
-    /// In nginx's words: there is one of this name.
+    /// The name is already taken; in nginx's words.
     pub fn open(&mut self, name: &[u8], span: Span) -> Result<(), Diagnostic> {
         if let Some(first) = self.groups.iter().find(|group| group.name.eq_ignore_ascii_case(name)) {
             let message = format!("duplicate upstream \"{}\"", name.as_bstr());
@@ -268,12 +268,12 @@ impl<S: Subject> Upstreams<S> {
     /// The block that is being read.
     ///
     /// # Panics
-    /// None is.
+    /// Panics outside of a block.
     pub fn current(&mut self) -> &mut GroupDraft<S> {
         &mut self.groups[self.current.expect("inside of an upstream block")]
     }
 
-    /// Those whose servers are in a file: which, its path, and where that stands.
+    /// Groups with a state file: index, path, and place of the directive.
     pub(super) fn with_state(&self) -> Vec<(usize, PathBuf, Span)> {
         let file = |(index, group): (usize, &GroupDraft<S>)| {
             Some((index, group.state.get_opt()?.clone(), group.state.span().unwrap_or(group.span)))
@@ -281,16 +281,16 @@ impl<S: Subject> Upstreams<S> {
         self.groups.iter().enumerate().filter_map(file).collect()
     }
 
-    /// Goes on with a block, and tells how many servers it has so far.
+    /// Continues with a block; returns its number of servers so far.
     pub(super) fn enter(&mut self, group: usize) -> usize {
         self.current = Some(group);
         self.groups[group].servers.len()
     }
 
-    /// The groups of a block, when all of the text was read.
+    /// Builds the groups of a block after the whole text was read.
     ///
     /// # Errors
-    /// In nginx's words: a name that stands for nothing, a port where a group is meant.
+    /// In nginx's words: a name without addresses, a port with a group's name.
     pub fn complete(
         defaults: &ResolverDefaults,
         builder: &mut Builder,
@@ -342,7 +342,7 @@ impl<S: Subject> GroupDraft<S> {
         let common = Common {
             name: self.name.to_str_lossy().into(),
             balance,
-            // A server that starts slowly may come at run time.
+            // A server with `slow_start` may be added at run time.
             weight_unit: SLOW_WEIGHT_UNIT,
             pool: self.keepalive_settings().map(|settings| state.pool(settings, workers)),
             queue: self.queue.get_opt().map(|&settings| Queue::new(settings)),
@@ -407,7 +407,7 @@ impl<S: Subject> GroupDraft<S> {
         })
     }
 
-    /// Has the names of the group asked for, and its peers compared.
+    /// Adds the services that resolve the group's names and compare its peers.
     fn add_services(
         &self,
         group: &Arc<Group>,
@@ -431,7 +431,7 @@ impl<S: Subject> GroupDraft<S> {
             })?;
             let timeout = self.resolver_timeout.get_opt().copied().or(defaults.timeout).unwrap_or(RESOLVER_TIMEOUT);
             let refresh = Refresh { group: Arc::clone(group), index, resolver: Arc::clone(resolver), timeout };
-            // A server may stand there more than once.
+            // The same server may occur more than once.
             let name = format!("{} {} resolve {} {}", S::Block::KIND, self.name, index + 1, server.name);
             builder.add_service(ServiceSpec::per_process(name, refresh), server.span)?;
         }
@@ -439,7 +439,7 @@ impl<S: Subject> GroupDraft<S> {
     }
 }
 
-/// What is known of the group of this name, also from before a reload.
+/// State of the group of this name, kept over reloads.
 fn group_state<S: Subject>(builder: &mut Builder, name: &[u8], span: Span) -> Result<Arc<GroupState>, Diagnostic>
 where
     S::Block: HasUpstreams<S>,
@@ -448,7 +448,7 @@ where
     zone.hold(builder, S::Block::KIND, span, |_| GroupState::default())
 }
 
-/// The addresses of a host name; `written` is what the message has.
+/// Addresses of a host name; `written` is its form in messages.
 fn look_up(
     host: &str,
     port: u16,
@@ -464,7 +464,7 @@ fn look_up(
     Ok(found.into_iter().map(|ip| SocketAddress::Inet(SocketAddr::new(ip, port))).collect())
 }
 
-/// The upstreams of a configuration.
+/// Upstream groups of a configuration.
 pub struct UpstreamTable<S> {
     by_id: Box<[Arc<Upstream<S>>]>,
     named: HashMap<Key, Arc<Upstream<S>>>,
@@ -473,7 +473,7 @@ pub struct UpstreamTable<S> {
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
-    /// In lower case.
+    /// Host in lower case.
     host: Vec<u8>,
     /// `None` for an `upstream` block.
     port: Option<u16>,
@@ -487,12 +487,12 @@ impl<S> Default for UpstreamTable<S> {
 }
 
 impl<S> UpstreamTable<S> {
-    /// The one that a directive refers to.
+    /// The group that a directive refers to.
     pub fn get(&self, id: UpstreamId) -> &Arc<Upstream<S>> {
         &self.by_id[id.0 as usize]
     }
 
-    /// The groups that have blocks, in the order of their names.
+    /// Groups declared by blocks, sorted by name.
     pub fn declared(&self) -> Vec<&Arc<Upstream<S>>> {
         let blocks = self.named.iter().filter(|(key, _)| key.port.is_none());
         let mut declared: Vec<&Arc<Upstream<S>>> = blocks.map(|(_, upstream)| upstream).collect();
@@ -505,7 +505,7 @@ impl<S> UpstreamTable<S> {
         &self.checks[id.0 as usize]
     }
 
-    /// The one that a name stands for at run time (`proxy_pass http://$name`): the group of this name if no port is
+    /// Looks up a group by a name known at run time (`proxy_pass http://$name`): the declared group if no port is
     /// given, or a host that a directive refers to with this port.
     pub fn by_name(&self, host: &[u8], port: Option<u16>, default_port: u16) -> Option<&Arc<Upstream<S>>> {
         let mut key = Key { host: host.to_ascii_lowercase(), port: None };
@@ -520,7 +520,7 @@ impl<S> UpstreamTable<S> {
 }
 
 impl<S: Subject> UpstreamTable<S> {
-    /// Tells the groups of their checks.
+    /// Passes the checks to their groups.
     fn complete_checks(&mut self, drafts: &[CheckDraft]) -> Result<(), Diagnostic> {
         let mut of_groups: Vec<(&Arc<Group>, SmallVec<[BeforeFirstCheck; 1]>)> = Vec::new();
         let mut checks = Vec::with_capacity(drafts.len());
@@ -547,7 +547,7 @@ impl<S: Subject> UpstreamTable<S> {
         Ok(())
     }
 
-    /// The group of a block, or an implicit one.
+    /// The declared group, or an implicit one.
     fn resolve(
         &mut self,
         target: &UpstreamTarget,
@@ -591,7 +591,7 @@ impl<S: Subject> UpstreamTable<S> {
             Ok(ip) => vec![SocketAddress::Inet(SocketAddr::new(ip, port))],
             Err(_) => look_up(&text, port, host, span, resources)?,
         };
-        // No block has such a name.
+        // No block can have such a name.
         let state_name = format!("\0{text}:{port}");
         let upstream = Arc::new(implicit(builder, state_name.as_bytes(), &text, addresses, span)?);
         self.named.insert(key, Arc::clone(&upstream));
@@ -599,7 +599,7 @@ impl<S: Subject> UpstreamTable<S> {
     }
 }
 
-/// A group that no block declares. As in nginx it keeps no idle connections.
+/// A group without a block. As in nginx it keeps no idle connections.
 fn implicit<S: Subject>(
     builder: &mut Builder,
     state_name: &[u8],

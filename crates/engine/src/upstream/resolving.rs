@@ -1,8 +1,7 @@
-//! Servers whose names are asked for again and again (`resolve`, `service`): a service of the process for each of them.
+//! Repeated resolution of server names (`resolve`, `service`): a service in the process for each server.
 //!
-//! When an answer differs from the last one the group gets another list of peers. Requests under way go on with the
-//! list that they began with. A name that cannot be resolved keeps the addresses that it had; one that does not exist
-//! any more has none.
+//! A changed response gives the group a new list of peers. Requests in flight go on with their list. If resolution
+//! fails, the name keeps its addresses; a name that no longer exists has none.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,25 +15,25 @@ use super::{Balance, Group};
 use crate::resolver::{ResolveError, ResolverSettings};
 use crate::service::{Context, Service};
 
-/// How long after a failure at least it is asked again.
+/// Shortest pause after a failure.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 
-/// When it is asked again for a name that does not exist, unless `valid=` says otherwise.
+/// Pause for a name that does not exist, unless `valid=` overrides it.
 const ASK_FOR_NOTHING_AFTER: Duration = Duration::from_secs(10);
 
-/// An answer may be old when its time is over, by the seconds that name servers count in.
+/// Delay after the expiry, since name servers count in whole seconds.
 const ASK_LATER_BY: Duration = Duration::from_secs(1);
 
-/// Longer lists than this are made in a thread pool.
+/// Longest list that is built on the event loop; longer ones are built in a thread pool.
 const PEERS_ON_LOOP_MAX: usize = 256;
 
-/// Addresses of one name at most.
+/// Most addresses of a name.
 const FOUND_MAX: usize = 4096;
 
-/// Keeps a server's addresses up to date.
+/// Service that keeps a server's addresses up to date.
 pub(super) struct Refresh {
     pub group: Arc<Group>,
-    /// Which of the group's resolved servers.
+    /// Index among the group's resolved servers.
     pub index: usize,
     pub resolver: Arc<ResolverSettings>,
     /// `resolver_timeout`
@@ -53,7 +52,7 @@ impl Service for Refresh {
 }
 
 impl Refresh {
-    /// Asks once, and tells after what time to ask again.
+    /// Resolves once; returns the pause until the next time.
     async fn refresh(&self, context: &Context<Refresh>) -> Duration {
         match self.ask(context).await {
             Ok((found, valid_until)) => {
@@ -104,7 +103,7 @@ impl Refresh {
         context.log(Level::Error, message);
     }
 
-    /// Has the group go on with these addresses.
+    /// Gives the group these addresses.
     async fn take(&self, found: Vec<Found>) {
         let count = found.len() + self.group.peer_count();
         let Some(version) = self.group.note_found(self.index, |earlier| in_order_of(earlier, found)) else { return };
@@ -113,7 +112,7 @@ impl Refresh {
         if count <= PEERS_ON_LOOP_MAX && group.plan.balance != Balance::ConsistentHash {
             group.renew(version);
         } else {
-            // A pool that takes no more tasks has to do with a list that is made here.
+            // If the pool is full, the list is built here.
             let task = Arc::clone(&group);
             if default_pool().run(move || task.renew(version)).await.is_err() {
                 group.renew(version);
@@ -122,10 +121,10 @@ impl Refresh {
     }
 }
 
-/// The addresses in a constant order: those of before as they were, and behind them those that are new.
+/// Sorts addresses: known ones in their previous order, then new ones.
 fn in_order_of(earlier: &[Found], mut found: Vec<Found>) -> Vec<Found> {
     let places: HashMap<&Found, usize> = earlier.iter().zip(0..).collect();
-    // Stable: those without a place stay as they came.
+    // The sort is stable, so new ones keep their order.
     found.sort_by_key(|found| places.get(found).copied().unwrap_or(usize::MAX));
     found
 }

@@ -1,9 +1,9 @@
-//! How many requests of a group are tried on another server: a share of them, so that servers in trouble do not get a
-//! multiple of their load (a retry storm).
+//! Limit on retries of a group's requests on other servers, as a share of the requests. Without it, servers in trouble
+//! would get a multiple of their load (a retry storm).
 //!
-//! Each worker counts for itself, in a window that slides over [`WINDOW`]: of the window before counts as much as lies
-//! within that time. What may be tried anew is a percentage of the requests, and besides so many in a second whatever
-//! the number of requests, so that little traffic never sees a budget.
+//! Each worker counts separately in a window that slides over [`WINDOW`]; the previous window counts in proportion to
+//! its overlap. Allowed are a percentage of the requests and a fixed number a second, so light traffic is never
+//! limited.
 
 use std::time::Duration;
 
@@ -12,51 +12,51 @@ use parking_lot::Mutex;
 
 use super::peer::Padded;
 
-/// How far back requests and retries count.
+/// Period in which requests and retries count.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// How often a worker says that a group's budget is used up.
+/// Interval of log messages about an exhausted budget, for each worker.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// `retry_budget`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryBudgetSettings {
-    /// How many of a hundred requests may be tried anew.
+    /// Retries in percent of the requests.
     pub percent: u32,
-    /// How many more in a second, per worker.
+    /// Additional retries a second, for each worker.
     pub min_per_second: u32,
 }
 
 impl Default for RetryBudgetSettings {
-    /// Much more than a group needs that fails now and then.
+    /// Far more than a group with occasional failures needs.
     fn default() -> RetryBudgetSettings {
         RetryBudgetSettings { percent: 20, min_per_second: 100 }
     }
 }
 
-/// Whether a request may be tried on another server.
+/// Decision on a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// It may, and that counts.
+    /// Allowed, and counted.
     Granted,
-    /// It may not.
+    /// Refused.
     Refused {
-        /// Whether that is to be told: now and then it is.
+        /// `true` if the refusal should be logged.
         is_news: bool,
     },
 }
 
-/// See the file's head.
+/// Retry budget of a group.
 #[derive(Debug)]
 pub(super) struct RetryBudget {
     settings: RetryBudgetSettings,
-    /// By worker; only that worker locks it.
+    /// Counts by worker, each only locked by its worker.
     counts: Box<[Padded<Mutex<Counts>>]>,
 }
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// When the window began; `None` before the first request.
+    /// Start of the current window; `None` before the first request.
     began: Option<Moment>,
     now: Window,
     before: Window,
@@ -74,14 +74,14 @@ impl RetryBudget {
         RetryBudget { settings, counts: (0..workers).map(|_| Padded::default()).collect() }
     }
 
-    /// A request has come.
+    /// Counts a request.
     pub fn note_request(&self, worker: usize, now: Moment) {
         let mut counts = self.counts[worker % self.counts.len()].0.lock();
         counts.slide(now);
         counts.now.requests += 1;
     }
 
-    /// A request is to be tried anew.
+    /// Asks for a retry.
     pub fn take_retry(&self, worker: usize, now: Moment) -> Retry {
         let mut counts = self.counts[worker % self.counts.len()].0.lock();
         let of_before = counts.slide(now);
@@ -102,7 +102,7 @@ impl RetryBudget {
 }
 
 impl Counts {
-    /// Goes on to the window of this time. Returns which part of the one before still counts.
+    /// Advances to the current window. Returns the fraction of the previous one that still counts.
     fn slide(&mut self, now: Moment) -> f64 {
         let began = *self.began.get_or_insert(now);
         let windows = now.since(began).as_nanos() / WINDOW.as_nanos();
@@ -129,7 +129,7 @@ mod tests {
         RetryBudget::new(RetryBudgetSettings { percent, min_per_second }, 2)
     }
 
-    /// How many retries are granted now.
+    /// Number of retries that are granted now.
     fn granted(budget: &RetryBudget, now: Moment) -> usize {
         (0..10_000).take_while(|_| budget.take_retry(0, now) == Retry::Granted).count()
     }
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(granted(&budget, at(0)), 10);
         (0..100).for_each(|_| budget.note_request(0, at(0)));
         assert_eq!(granted(&budget, at(0)), 20);
-        // Another worker has its own.
+        // Each worker has its own budget.
         assert_eq!(budget.take_retry(1, at(0)), Retry::Granted);
     }
 

@@ -1,4 +1,4 @@
-//! One request's way through the peers of a group: whom it has tried, and who is next.
+//! One request's selection among the peers of a group: peers tried, and the next one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ pub struct Selection {
     /// The group, if it has a queue.
     pub(super) group: Option<Arc<Group>>,
     pub(super) choice: Choice,
-    /// What `sticky` calls the peer that the session is bound to.
+    /// Name for `sticky` of the peer that the session is bound to.
     bound_to: Option<Box<str>>,
-    /// Whether the backup servers are asked by now.
+    /// `true` once backup servers are used.
     pub(super) in_backup: bool,
     pub(super) tried: Tried,
     tries_left: usize,
-    /// It counts as one of the group's requests.
+    /// `true` once it counts as a request of the group.
     is_counted: bool,
 }
 
-/// Which peers of a set were tried.
+/// Peers of a set that were tried.
 #[derive(Debug, Default)]
 pub(super) struct Tried(SmallVec<[u64; 2]>);
 
@@ -53,15 +53,14 @@ impl Tried {
     }
 }
 
-/// Why there is no peer.
+/// Reason why no peer is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPeer {
-    /// All are down, were tried, or have as many requests as they may: nginx's `no live upstreams while connecting to
-    /// upstream`.
+    /// All peers are down, were tried or are full: nginx's `no live upstreams while connecting to upstream`.
     NoneAlive,
-    /// Besides, as many requests wait for one as may.
+    /// In addition the queue is full.
     QueueFull,
-    /// Besides, it was waited for one for too long.
+    /// In addition the wait in the queue timed out.
     QueueTimedOut,
 }
 
@@ -77,12 +76,12 @@ impl fmt::Display for NoPeer {
 
 impl std::error::Error for NoPeer {}
 
-/// How long a peer has taken.
+/// Times of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// From the beginning to the end of the response's header, if there was one.
+    /// Time to the end of the response's header, if there was one.
     pub header: Option<Duration>,
-    /// From the beginning to the end of the response.
+    /// Time to the end of the response.
     pub response: Duration,
 }
 
@@ -93,7 +92,7 @@ impl Selection {
         Selection { view, group: None, choice, bound_to, in_backup: false, tried, tries_left, is_counted: false }
     }
 
-    /// Goes on with this view. If the list is another one by now, all of its peers may be tried.
+    /// Continues with this view. If the list has changed, all its peers may be tried.
     pub(super) fn look_anew(&mut self, view: Arc<View>) {
         self.in_backup = false;
         if !Arc::ptr_eq(&view.peers, &self.view.peers) {
@@ -111,10 +110,10 @@ impl Selection {
     /// The next peer to try.
     ///
     /// # Errors
-    /// There is none.
+    /// No peer is available.
     #[expect(clippy::should_implement_trait, reason = "no iterator: after an error there may be another peer")]
     pub fn next(&mut self) -> Result<Chosen, NoPeer> {
-        // Those that wait come first.
+        // Waiting requests have priority.
         if self.is_first_try() && self.group.as_ref().is_some_and(|group| group.has_waiting()) {
             return Err(NoPeer::NoneAlive);
         }
@@ -123,14 +122,14 @@ impl Selection {
         self.next_at(now)
     }
 
-    /// The peer at this address in place of the first one that would be tried, if it can be chosen.
+    /// The peer at this address as the first one to try, if it is available.
     pub fn first_at(&mut self, address: &SocketAddress) -> Option<Chosen> {
         let (now, view) = (now(), Arc::clone(&self.view));
         let of = |is_backup| view.peers.set(is_backup).peers.iter().position(|peer| peer.address == *address);
         let (is_backup, index) = [false, true].into_iter().find_map(|is_backup| Some((is_backup, of(is_backup)?)))?;
         let set = view.peers.set(is_backup);
         let peer = &set.peers[index];
-        // Of a single one there is nothing to choose.
+        // A single peer needs no choice.
         let may_be = !view.peers.is_single()
             && peer.settings.standing != Standing::Down
             && self.is_free(set, index, now, &Tried::default());
@@ -149,7 +148,7 @@ impl Selection {
         Some(Chosen::new(view, is_backup, index, now))
     }
 
-    /// It counts as one of the group's requests, once.
+    /// Counts as a request of the group, once.
     fn count_request(&mut self, now: Moment) {
         if !std::mem::replace(&mut self.is_counted, true)
             && let Some(budget) = &self.view.common.retry_budget
@@ -158,13 +157,12 @@ impl Selection {
         }
     }
 
-    /// The group's idle connections; `None` where none are kept.
+    /// The group's idle connections; `None` if none are kept.
     pub fn connections(&self) -> Option<&Pool> {
         self.view.common.pool.as_deref()
     }
 
-    /// Whether another peer may be tried, as far as the group's `retry_budget` goes: asked once for each retry, which
-    /// counts then.
+    /// Asks the group's `retry_budget` for a retry, which then counts. Call it once for each retry.
     pub fn take_retry(&self) -> Retry {
         match &self.view.common.retry_budget {
             Some(budget) => budget.take_retry(self.view.worker, now()),
@@ -172,7 +170,7 @@ impl Selection {
         }
     }
 
-    /// Whether no peer was tried yet.
+    /// `true` if no peer was tried yet.
     pub(super) fn is_first_try(&self) -> bool {
         !self.in_backup && self.tried.is_empty()
     }
@@ -205,25 +203,25 @@ impl Selection {
         }
     }
 
-    /// How many peers may be tried after this one: nginx's `peer.tries`.
+    /// Peers that may be tried after this one: nginx's `peer.tries`.
     pub fn tries_left(&self) -> usize {
         self.tries_left
     }
 
-    /// At most so many tries more (`proxy_next_upstream_tries`).
+    /// Limits the remaining attempts (`proxy_next_upstream_tries`).
     pub fn limit_tries(&mut self, tries_max: usize) {
         self.tries_left = self.tries_left.min(tries_max);
     }
 
-    /// The last try does not count: its connection was an idle one that had ended.
+    /// Undoes the count of the last attempt, whose idle connection had been closed.
     pub fn add_try(&mut self) {
         self.tries_left += 1;
     }
 
-    /// Chooses in the current set, and has the choice count.
+    /// Chooses in the current set and takes the peer's place.
     fn choose(&mut self, view: &View, now: Moment) -> Option<usize> {
-        // Another worker may be faster with the last place of a peer, or with its trial: then it cannot be chosen any
-        // more, so that this ends.
+        // If another worker takes the peer's last place or its trial first, the peer is unavailable from then on, so
+        // the loop ends.
         let mut lost = Tried::default();
         loop {
             let index = self.pick(view, now, &lost)?;
@@ -239,12 +237,12 @@ impl Selection {
         }
     }
 
-    /// Whether a peer can be chosen now.
+    /// `true` if a peer is available.
     pub(super) fn is_candidate(&self, set: &PeerSet, index: usize, now: Moment, lost: &Tried) -> bool {
         set.peers[index].settings.standing == Standing::Up && self.is_free(set, index, now, lost)
     }
 
-    /// Whether nothing but its standing is against a peer.
+    /// `true` if a peer is available apart from its administrative state.
     fn is_free(&self, set: &PeerSet, index: usize, now: Moment, lost: &Tried) -> bool {
         let peer = &set.peers[index];
         !self.tried.contains(index)
@@ -255,7 +253,7 @@ impl Selection {
             && self.view.common.is_well(peer)
     }
 
-    /// The peer of this set that the session is bound to, if it can be chosen; it may be draining.
+    /// The peer of this set that the session is bound to, if it is available; it may be draining.
     pub(super) fn bound_peer(&self, set: &PeerSet, now: Moment, lost: &Tried) -> Option<usize> {
         let index = set.by_session(self.bound_to.as_deref()?)?;
         let is_down = set.peers[index].settings.standing == Standing::Down;
@@ -269,18 +267,18 @@ impl fmt::Debug for Selection {
     }
 }
 
-/// A peer that was chosen. It counts as one of the peer's requests until it is dropped.
+/// A chosen peer. It counts as one of the peer's requests until dropped.
 pub struct Chosen {
     view: Arc<View>,
     is_backup: bool,
     index: usize,
     since: Moment,
-    /// Whether it was said how it went.
+    /// `true` once the outcome was reported.
     is_judged: bool,
-    /// Whether it counts as one that has no answer yet.
+    /// `true` while it counts as a request without a response.
     is_inflight: bool,
     is_header_measured: bool,
-    /// Whether it was taken down for comparing peers, and that it was an error.
+    /// `true` once it was recorded for outlier ejection, and whether as an error.
     is_observed: bool,
     has_error: bool,
 }
@@ -317,33 +315,32 @@ impl Chosen {
         &self.view.peers.set(self.is_backup).peers[self.index]
     }
 
-    /// Where to connect to.
+    /// Address to connect to.
     pub fn address(&self) -> &SocketAddress {
         &self.peer().address
     }
 
-    /// The address as `$upstream_addr` has it: `127.0.0.1:8080`, `unix:/run/app`.
+    /// Address for `$upstream_addr`: `127.0.0.1:8080`, `unix:/run/app`.
     pub fn name(&self) -> &str {
         &self.peer().name
     }
 
-    /// What it is called, to be kept on this worker.
+    /// Name of the peer, shared on this worker.
     pub fn shared_name(&self) -> &Arc<PeerName> {
         self.view.name(self.is_backup, self.index)
     }
 
-    /// The group's idle connections; `None` where none are kept.
+    /// The group's idle connections; `None` if none are kept.
     pub fn connections(&self) -> Option<&Pool> {
         self.view.common.pool.as_deref()
     }
 
-    /// What `sticky` calls the peer; empty in a group that is not sticky.
+    /// Name of the peer for `sticky`; empty in a group without sessions.
     pub(super) fn session_id(&self) -> &Arc<str> {
         &self.peer().session_id
     }
 
-    /// Its response has begun: the header was there after this time. `least_time header inflight` goes by that, and so
-    /// does `outlier_ejection`.
+    /// Reports the time to the response's header, for `least_time header inflight` and `outlier_ejection`.
     pub fn header_received(&mut self, time: Duration) {
         if let Some(observed) = self.observed() {
             observed.note_response(time);
@@ -352,7 +349,7 @@ impl Chosen {
         self.header_received_at(time, now());
     }
 
-    /// It is connected, after this time. `least_time connect inflight` goes by that.
+    /// Reports the time to connect, for `least_time connect inflight`.
     pub fn connected(&mut self, time: Duration) {
         self.measure(Metric::Connect, time, now());
     }
@@ -361,7 +358,8 @@ impl Chosen {
         self.measure(Metric::Header, time, now);
     }
 
-    /// It is there, although what goes on with it is not over: others may be sent to it, too, if it was being tried.
+    /// Reports that the peer is reachable, before the request is over. If this was a trial, other requests may use the
+    /// peer, too.
     pub fn is_there(&self) {
         if self.view.peers.is_single() {
             self.peer().forget_failures();
@@ -370,7 +368,7 @@ impl Chosen {
         }
     }
 
-    /// Whether it counts how long connecting takes, and not the answer.
+    /// `true` if the method measures the time to connect instead of the response.
     pub fn counts_connecting(&self) -> bool {
         match self.view.common.balance {
             Balance::LeastTime(how) => how.metric == Metric::Connect,
@@ -379,7 +377,7 @@ impl Chosen {
         }
     }
 
-    /// What the balance goes by was measured, if it goes by this.
+    /// Records a time if the method uses this metric.
     fn measure(&mut self, metric: Metric, time: Duration, now: Moment) {
         let is_metric = matches!(self.view.common.balance, Balance::LeastTime(how) if how.metric == metric);
         if self.is_inflight && is_metric {
@@ -389,7 +387,7 @@ impl Chosen {
         }
     }
 
-    /// Its response is an error of the server, for `outlier_ejection`.
+    /// Reports an error response, for `outlier_ejection`.
     pub fn note_error(&mut self) {
         if !std::mem::replace(&mut self.has_error, true)
             && let Some(observed) = self.observed()
@@ -402,8 +400,8 @@ impl Chosen {
         if self.view.common.ejects { self.peer().state.observed_by(self.view.worker) } else { None }
     }
 
-    /// It has failed in a way that counts towards `max_fails`. True if that has put the peer down: nginx warns
-    /// `upstream server temporarily disabled` then.
+    /// Reports a failure that counts towards `max_fails`. Returns `true` if it puts the peer down; nginx then warns
+    /// `upstream server temporarily disabled`.
     pub fn fail(&mut self) -> bool {
         self.note_error();
         self.fail_at(now())
@@ -420,13 +418,13 @@ impl Chosen {
         self.peer().fail(now)
     }
 
-    /// Nothing was asked of it: that it was chosen says nothing, also of one that was to be tried again.
+    /// Reports that the peer was not used: neither a success nor a failure, even in a trial.
     pub fn abandon(&mut self) {
         self.is_judged = true;
     }
 
-    /// It has answered, and the answer counts: not when the request is tried elsewhere because of it
-    /// (`proxy_next_upstream http_404`); then it is just dropped.
+    /// Reports a response. If the request is tried elsewhere because of it (`proxy_next_upstream http_404`), the choice
+    /// is dropped instead.
     pub fn succeed(&mut self, timing: Timing) {
         self.succeed_at(Some(timing), now());
     }
@@ -450,17 +448,17 @@ impl Chosen {
         }
     }
 
-    /// How long connecting took, for the peer's figures.
+    /// Records the time to connect in the peer's metrics.
     pub fn note_connected(&self, time: Duration) {
         self.peer().state.traffic.note_connected(time);
     }
 
-    /// Where handshakes with the peer are counted.
+    /// Counters of handshakes with the peer.
     pub fn handshakes(&self) -> &Handshakes {
         self.peer().state.handshakes.get_or_init(Box::default)
     }
 
-    /// How it has gone, for the peer's figures.
+    /// Records the request in the peer's metrics.
     pub fn note_served(&self, served: &Served) {
         self.peer().state.traffic.note(served);
     }
@@ -480,7 +478,7 @@ impl Chosen {
 }
 
 impl Drop for Chosen {
-    /// One of which nobody said how it went has not failed.
+    /// Without a report the attempt has not failed.
     fn drop(&mut self) {
         if self.is_inflight || !self.is_judged && self.peer().has_failures() {
             self.end_at(try_now().unwrap_or(self.since));

@@ -1,10 +1,9 @@
-//! The servers of a group as they are now: those of the configuration, until some are added, changed or removed at run
-//! time.
+//! Current servers of a group: those of the configuration, with the changes made at run time.
 //! (<https://nginx.org/en/docs/http/ngx_http_api_module.html#http_upstreams_http_upstream_name_servers_>)
 //!
-//! Changes follow the group's name over a reload, unless the reload alters the group's `server` lines. A group with a
-//! `state` file has them there, too: the file is written before a change counts. Servers whose names are asked for
-//! again and again (`resolve`) are the configuration's alone.
+//! Changes survive a reload under the group's name, unless the reload alters the group's `server` lines. A group with a
+//! `state` file stores them there: the file is written before a change takes effect. Servers whose names are resolved
+//! repeatedly (`resolve`) cannot be changed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,36 +21,36 @@ use super::queue::QueueFigures;
 use super::state_file;
 use crate::traffic::{HandshakeFigures, TrafficFigures};
 
-/// Most servers that a group may have by changes at run time.
+/// Most servers of a group with changes at run time.
 pub const SERVERS_MAX: usize = 65_536;
 
-/// A server of a group whose address is known.
+/// A server with a known address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupServer {
-    /// Its number, which no other server of the group gets.
+    /// Number, unique in the group and never reused.
     pub id: u64,
     /// Its address.
     pub address: SocketAddress,
-    /// As it is written.
+    /// Name as written.
     pub name: Arc<[u8]>,
-    /// Its parameters.
+    /// Settings.
     pub settings: Arc<ServerSettings>,
 }
 
-/// Why the servers of a group are not changed. Nothing of the change has happened then.
+/// Reason why a group's servers were not changed. The change has had no effect at all.
 #[derive(Debug)]
 pub enum EditError {
-    /// There is no server of this number.
+    /// No server has this number.
     NotFound(u64),
-    /// There is a server of this address: its number.
+    /// A server with this address exists, with this number.
     Exists(u64),
-    /// The group would have more servers than it may.
+    /// The group would have too many servers.
     TooMany,
     /// The group's state file cannot be written.
     NotWritten(io::Error),
-    /// No thread could be had for it.
+    /// No thread is available.
     Overloaded(PoolError),
-    /// Too many changes wait.
+    /// Too many changes are waiting.
     Busy,
 }
 
@@ -70,42 +69,42 @@ impl fmt::Display for EditError {
 
 impl std::error::Error for EditError {}
 
-/// The servers of a group while they are changed: all of the changes happen, or none.
+/// Servers of a group during a change, which is applied completely or not at all.
 #[derive(Clone, Debug)]
 pub struct Editing {
     servers: Vec<GroupServer>,
     next_id: u64,
 }
 
-/// What was changed at run time. Whichever group has it keeps it: it ends with the last configuration whose lines it
-/// belongs to.
+/// Changes made at run time. Groups share ownership, so they end with the last configuration that has the changed
+/// lines.
 #[derive(Debug)]
 pub(super) struct Changes {
-    /// The servers of the configuration that was changed.
+    /// Servers of the configuration that was changed.
     configured: Vec<GroupServer>,
-    /// The servers before the last change, which a state file may have had when a reload read it.
+    /// Servers before the last change; a reload may have read these from a state file.
     before: Arc<[GroupServer]>,
     changed: Instant,
     pub servers: Arc<[GroupServer]>,
 }
 
-/// How long reading a configuration may take at most, until its servers are asked for.
+/// Longest time from reading a configuration until its servers are requested.
 const READING_MAX: Duration = Duration::from_secs(120);
 
-/// What a group's state knows of its servers.
+/// Servers in a group's state.
 #[derive(Debug, Default)]
 pub(super) struct KnownServers {
-    /// The numbers of those that were there last.
+    /// Numbers of the last known servers.
     numbers: HashMap<SocketAddress, Vec<u64>>,
     next_id: u64,
     changes: Weak<Changes>,
-    /// The groups of all configurations that are in use or being built.
+    /// Groups of all configurations in use or being built.
     groups: Vec<Weak<Group>>,
 }
 
 impl KnownServers {
-    /// The servers of a group of which the configuration says this, and what was changed of them. `has_file`: these are
-    /// what a state file has.
+    /// Servers of a group with these configured ones, and the changes made to them. `has_file` means that `configured`
+    /// was read from a state file.
     pub fn settle(&mut self, configured: &[GroupServer], has_file: bool) -> (Arc<[GroupServer]>, Option<Arc<Changes>>) {
         let changes = self.changes.upgrade().filter(|changes| match has_file {
             false => same_lines(&changes.configured, configured),
@@ -118,7 +117,7 @@ impl KnownServers {
         }
     }
 
-    /// A server that stays keeps its number.
+    /// Assigns numbers; remaining servers keep theirs.
     fn numbered(&mut self, configured: &[GroupServer]) -> Vec<GroupServer> {
         let mut earlier = std::mem::take(&mut self.numbers);
         earlier.values_mut().for_each(|numbers| numbers.reverse());
@@ -150,14 +149,14 @@ impl KnownServers {
         changes
     }
 
-    /// A group is made of what the configuration says.
+    /// Registers a group that was built from a configuration.
     pub fn register(&mut self, group: &Arc<Group>) {
         self.groups.retain(|group| group.strong_count() > 0);
         self.groups.push(Arc::downgrade(group));
     }
 }
 
-/// Whether the lines of the configuration are the same, whatever addresses names stand for.
+/// `true` if the lines of the configuration are the same, whatever addresses the names have.
 fn same_lines(earlier: &[GroupServer], later: &[GroupServer]) -> bool {
     fn lines(servers: &[GroupServer]) -> Vec<(&Arc<[u8]>, &Arc<ServerSettings>)> {
         let mut lines: Vec<_> = servers.iter().map(|server| (&server.name, &server.settings)).collect();
@@ -176,7 +175,7 @@ impl Editing {
     /// Adds a server.
     ///
     /// # Errors
-    /// There is one of this address, or there are as many as may be.
+    /// The address exists, or there are too many servers.
     pub fn add(
         &mut self,
         address: SocketAddress,
@@ -195,10 +194,10 @@ impl Editing {
         Ok(server)
     }
 
-    /// Gives a server other parameters.
+    /// Changes a server's settings.
     ///
     /// # Errors
-    /// There is none of this number.
+    /// No server has this number.
     pub fn change(&mut self, id: u64, change: impl FnOnce(&mut ServerSettings)) -> Result<GroupServer, EditError> {
         let server = self.servers.iter_mut().find(|server| server.id == id).ok_or(EditError::NotFound(id))?;
         change(Arc::make_mut(&mut server.settings));
@@ -208,17 +207,17 @@ impl Editing {
     /// Removes a server.
     ///
     /// # Errors
-    /// There is none of this number.
+    /// No server has this number.
     pub fn remove(&mut self, id: u64) -> Result<(), EditError> {
         let place = self.servers.iter().position(|server| server.id == id).ok_or(EditError::NotFound(id))?;
         self.servers.remove(place);
         Ok(())
     }
 
-    /// Puts other servers in the place of all: those whose addresses stay keep their numbers.
+    /// Replaces all servers; those with the same address keep their numbers.
     ///
     /// # Errors
-    /// An address is there twice, or there are more than may be.
+    /// An address occurs twice, or there are too many.
     pub fn replace(
         &mut self,
         servers: Vec<(SocketAddress, Arc<[u8]>, ServerSettings)>,
@@ -245,56 +244,56 @@ impl Editing {
     }
 }
 
-/// What is known of one peer, for those who ask from outside.
+/// Report on a peer, for the API and metrics.
 #[derive(Clone, Debug)]
 pub struct PeerReport {
-    /// The number of its server; `None` for one whose name is asked for.
+    /// Number of its server; `None` if its name is resolved repeatedly.
     pub id: Option<u64>,
     /// Its address.
     pub address: Arc<str>,
-    /// Its server, as it is written.
+    /// Its `server` parameter as written.
     pub server: Arc<[u8]>,
-    /// Its parameters.
+    /// Settings.
     pub settings: Arc<ServerSettings>,
-    /// Whether it is asked only when no other one can be.
+    /// `true` for a backup server.
     pub is_backup: bool,
-    /// Whether it gets requests, in the words of nginx's API.
+    /// State in the words of nginx's API.
     pub state: &'static str,
-    /// Its requests, or sessions.
+    /// Requests or sessions.
     pub traffic: TrafficFigures,
-    /// Handshakes with it, if there were any.
+    /// TLS handshakes with it, if any.
     pub handshakes: Option<HandshakeFigures>,
-    /// When it was chosen last.
+    /// Time when it was last chosen.
     pub chosen: Option<Moment>,
-    /// How many attempts have come to nothing.
+    /// Failed attempts.
     pub fails: u64,
-    /// How often they have put it down.
+    /// Times that failures have put it down.
     pub downs: u64,
-    /// Since when it is.
+    /// Start of the current downtime.
     pub down_since: Option<Moment>,
-    /// How long it was down, all in all.
+    /// Total downtime.
     pub downtime: Duration,
-    /// What checks have come to.
+    /// Statistics of health checks.
     pub health: HealthFigures,
 }
 
 impl Group {
-    /// The servers whose addresses are known.
+    /// Servers with known addresses.
     pub fn servers(&self) -> Arc<[GroupServer]> {
         Arc::clone(&self.source.lock().servers)
     }
 
-    /// Changes the servers, in a thread of the default pool: all of it happens, or nothing. Requests under way go on
-    /// with the servers that they began with.
+    /// Changes the servers in a thread of the default pool, completely or not at all. Requests in flight go on with
+    /// their servers.
     ///
     /// # Errors
-    /// Those of the change; the state file cannot be written; no thread can be had; too many others wait.
+    /// An error of the change itself; the state file cannot be written; no thread is available; too many changes wait.
     pub async fn edit<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl FnOnce(&mut Editing) -> Result<T, EditError> + Send + 'static,
     ) -> Result<T, EditError> {
         let group = Arc::clone(self);
-        // One change after the other, also while a disk takes its time with the file.
+        // One change at a time, even while a disk is slow to write the file.
         let turn = self.common.state.edits.next().await.ok_or(EditError::Busy)?;
         let edit = move || {
             let result = group.edit_now(change);
@@ -307,7 +306,7 @@ impl Group {
         }
     }
 
-    /// It is this thread's turn.
+    /// Applies a change; it is this change's turn.
     fn edit_now<T>(&self, change: impl FnOnce(&mut Editing) -> Result<T, EditError>) -> Result<T, EditError> {
         let before = self.servers();
         let next_id = self.common.state.servers.lock().next_id;
@@ -321,7 +320,7 @@ impl Group {
             (known.take(editing, &self.configured, before), known.groups.clone())
         };
         self.take_changes(&changes);
-        // A reload that is under way may have been built already.
+        // A reload in progress may have built its groups already.
         for group in groups.iter().filter_map(Weak::upgrade) {
             let is_other = !std::ptr::eq(self, &*group);
             if is_other && (self.common.state_file.is_some() || same_lines(&group.configured, &self.configured)) {
@@ -342,17 +341,17 @@ impl Group {
         self.renew(version);
     }
 
-    /// The peers by now, of which something can be told.
+    /// Current peers, for reports.
     pub fn reported(&self) -> ReportedPeers {
         ReportedPeers(self.view_of(0))
     }
 
-    /// How many requests wait, and how many were turned away, if the group has a queue: with how many may wait.
+    /// Figures of the queue, if the group has one.
     pub fn queue(&self) -> Option<QueueFigures> {
         self.common.queue.as_ref().map(super::Queue::figures)
     }
 
-    /// Forgets what was counted of the peers.
+    /// Resets the peers' statistics.
     pub fn reset_figures(&self) {
         let view = self.view_of(0);
         for peer in view.peers.primary.peers.iter().chain(&view.peers.backup.peers) {
@@ -364,35 +363,35 @@ impl Group {
         self.common.queue.iter().for_each(super::Queue::reset_figures);
     }
 
-    /// How many idle connections are kept for all workers.
+    /// Idle connections kept for all workers.
     pub fn idle_connections(&self) -> usize {
         self.connections().map_or(0, super::Pool::len)
     }
 
-    /// Whether its method knows backup servers and slow starts.
+    /// `true` if its method supports backup servers and `slow_start`.
     pub fn has_backups(&self) -> bool {
         self.plan.balance.has_backups()
     }
 }
 
-/// The peers of a group at one time. Asking for one after the other leaves room for others in between.
+/// Peers of a group at one time. Reports are made one by one, so that other work can run in between.
 pub struct ReportedPeers(Arc<View>);
 
 impl ReportedPeers {
-    /// How many there are.
+    /// Number of peers.
     pub fn len(&self) -> usize {
         self.0.peers.primary.peers.len() + self.0.peers.backup.peers.len()
     }
 
-    /// Whether there is none.
+    /// `true` if there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What is known of one of them at this moment of the loops' clock.
+    /// Report on one peer at this moment of the loops' clock.
     ///
     /// # Panics
-    /// There are not so many.
+    /// Panics if the index is out of range.
     pub fn report(&self, index: usize, now: Moment) -> PeerReport {
         let (primary, backup) = (&self.0.peers.primary.peers, &self.0.peers.backup.peers);
         let is_backup = index >= primary.len();
@@ -442,7 +441,7 @@ mod tests {
         editing.add(server.address, server.name, (*server.settings).clone())
     }
 
-    /// Changes what a group has, as its configuration says it.
+    /// Changes the servers of a group with this configuration.
     fn edit(known: &mut KnownServers, configured: &[GroupServer], change: impl FnOnce(&mut Editing)) -> Arc<Changes> {
         let has_file = false;
         let (before, _held) = known.settle(configured, has_file);
@@ -462,7 +461,7 @@ mod tests {
             editing.change(1, |settings| settings.weight = 5).unwrap();
         });
         assert_eq!(numbers(&known.settle(&lines, false).0), [(1, 5), (2, 7)]);
-        // One that is only built changes nothing for those that are in use.
+        // Building other configurations does not affect those in use.
         let others = [server(1, 1), server(2, 3)];
         assert_eq!(numbers(&known.settle(&others, false).0), [(3, 1), (1, 3)]);
         assert_eq!(numbers(&known.settle(&lines, false).0), [(1, 5), (2, 7)]);

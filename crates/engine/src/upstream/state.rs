@@ -1,5 +1,5 @@
-//! What is known of a group for as long as some configuration has it: it follows the group's name over a reload, and
-//! what is known of a peer follows its address.
+//! State of a group, kept as long as a configuration has the group. Over reloads it is found by the group's name, and a
+//! peer's state by its address.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
@@ -13,26 +13,26 @@ use super::plan::{Findings, Found, Plan, ResolvedServer};
 use super::pool::{KeepaliveSettings, Pool};
 use super::servers::KnownServers;
 
-/// See the file's head.
+/// State of a group.
 #[derive(Debug, Default)]
 pub(super) struct GroupState {
-    /// Whoever has a list of peers keeps what is known of them.
+    /// Peers' states, owned by the lists of peers.
     peers: Mutex<HashMap<PeerId, Weak<PeerState>>>,
-    /// What names stood for last.
+    /// Last known addresses of names.
     found: Mutex<HashMap<NameKey, Arc<[Found]>>>,
-    /// The servers whose addresses are known.
+    /// Servers with known addresses.
     pub servers: Mutex<KnownServers>,
-    /// Whose turn it is to change them.
+    /// Serialises changes.
     pub edits: Arc<Turns>,
-    /// The idle connections of the newest configuration.
+    /// Idle connections of the newest configuration.
     pool: Mutex<Weak<Pool>>,
 }
 
-/// How many wait at most to change a group.
+/// Most changes that wait for a group.
 const WAITING_MAX: usize = 64;
 
-/// One after the other, on whichever loop or thread. Nobody waits in a thread: a disk that hangs under one change must
-/// not take a pool's threads for the next ones.
+/// Asynchronous mutex for event loops and threads. Waiting blocks no thread: a disk that hangs during one change must
+/// not use up a pool's threads for the next ones.
 #[derive(Debug, Default)]
 pub(super) struct Turns(Mutex<Waiting>);
 
@@ -43,12 +43,12 @@ struct Waiting {
     waiting: VecDeque<(u64, Waker)>,
 }
 
-/// A turn, until it is dropped.
+/// A turn, which ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Turn(Arc<Turns>);
 
 impl Turns {
-    /// Waits for a turn; none if too many wait.
+    /// Waits for a turn; `None` if too many wait.
     pub async fn next(self: &Arc<Turns>) -> Option<Turn> {
         let number = {
             let mut turns = self.0.lock();
@@ -89,7 +89,7 @@ impl Drop for Turn {
     }
 }
 
-/// Who no longer waits, and may have been woken for nothing.
+/// A waiter that gives up, and may have been woken in vain.
 struct Leaving<'t> {
     turns: &'t Turns,
     number: u64,
@@ -107,7 +107,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// The name of a server that is asked for.
+/// Name of a server that is resolved repeatedly.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct NameKey {
     host: Arc<str>,
@@ -121,7 +121,7 @@ impl NameKey {
 }
 
 impl GroupState {
-    /// What is known of a peer.
+    /// State of a peer.
     pub fn peer(&self, id: PeerId) -> Arc<PeerState> {
         let mut peers = self.peers.lock();
         if let Some(known) = peers.get(&id).and_then(Weak::upgrade) {
@@ -132,12 +132,12 @@ impl GroupState {
         state
     }
 
-    /// Forgets the peers that no list has any more.
+    /// Removes peers that no list contains any more.
     pub fn forget_gone(&self) {
         self.peers.lock().retain(|_, state| state.strong_count() > 0);
     }
 
-    /// A pool of idle connections for so many workers: that of before, if it has the same settings.
+    /// Pool of idle connections for this many workers; the existing one if its settings are the same.
     pub fn pool(&self, settings: KeepaliveSettings, workers: usize) -> Arc<Pool> {
         let mut pool = self.pool.lock();
         if let Some(known) = pool.upgrade().filter(|known| known.is_for(settings, workers)) {
@@ -148,14 +148,14 @@ impl GroupState {
         new
     }
 
-    /// What the names of these servers stood for last.
+    /// Last known addresses of these servers' names.
     pub fn findings(&self, plan: &Plan) -> Findings {
         let found = self.found.lock();
         let last = |server| found.get(&NameKey::of(server)).cloned().unwrap_or_default();
         plan.resolved.iter().map(last).collect()
     }
 
-    /// Remembers what the names of a group stand for now, and no others.
+    /// Stores the current addresses of a group's names and forgets all others.
     pub fn remember(&self, plan: &Plan, findings: &Findings) {
         let keys = plan.resolved.iter().map(NameKey::of);
         *self.found.lock() = keys.zip(findings.iter().cloned()).collect();

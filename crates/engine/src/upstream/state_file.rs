@@ -1,8 +1,8 @@
-//! The file of `state`: the servers of a group, one `server …;` a line, in place of those in the configuration.
+//! File of `state`: the servers of a group, one `server …;` on each line, in place of those in the configuration.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#state>)
 //!
-//! A file that is not there is a group without servers. The worker process writes it when servers are changed at run
-//! time, so its user needs the right to create files in the file's directory.
+//! Without the file the group has no servers. The worker process writes it when servers are changed at run time, so its
+//! user needs permission to create files in the directory.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ use super::servers::GroupServer;
 use crate::configuration::{Builder, ScopeRef};
 use crate::variables::subject::Subject;
 
-/// Reads the state files of all groups, as if what they say stood in the group's block.
+/// Reads the state files of all groups, as if their contents were in the groups' blocks.
 pub(super) fn read<S: Subject>(builder: &mut Builder, resources: &mut dyn Resources) -> Result<(), Diagnostic>
 where
     S::Block: HasUpstreams<S>,
@@ -35,7 +35,7 @@ where
         let earlier = std::mem::take(&mut builder.diagnostics);
         builder.walk(&statements, S::Block::INSIDE, ScopeRef::Main);
         let found = std::mem::replace(&mut builder.diagnostics, earlier);
-        // The places lie in a text that nobody else has.
+        // Their places refer to a separate text.
         builder.upstreams::<S>().current().servers[known..].iter_mut().for_each(|server| server.span = span);
         builder.note(found.iter().map(|diagnostic| at_state(diagnostic, &sources, span)));
     }
@@ -66,15 +66,15 @@ fn statements(
     Ok(Some(parsed.statements))
 }
 
-/// Writes the servers of a group, in place of the file as a whole. It waits for the disk.
+/// Writes the servers of a group, replacing the whole file atomically. Blocks.
 ///
 /// # Errors
-/// The system's; the file is as it was then.
+/// Errors of the system; the file is then unchanged.
 pub(super) fn write(path: &Path, servers: &[GroupServer]) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let temporary = Path::new(&name);
-    // One that a killed process has left may have other permissions.
+    // A file left by a killed process may have other permissions.
     let _ = fs::remove_file(temporary);
     let mut options = File::options();
     options.write(true).create_new(true).mode(0o644);
@@ -127,7 +127,7 @@ fn text(servers: &[GroupServer]) -> String {
     text
 }
 
-/// A word of the configuration, quoted where it has to be.
+/// Appends a word of the configuration, quoted if needed.
 fn push_quoted(text: &mut String, word: &str) {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b':' | b'-' | b'_' | b'/' | b'=');
     if word.bytes().all(is_plain) && !word.starts_with('[') {
@@ -144,7 +144,7 @@ fn push_quoted(text: &mut String, word: &str) {
     text.push('"');
 }
 
-/// The same, told at the directive that names the file.
+/// The same diagnostic, reported at the directive that names the file.
 fn at_state(diagnostic: &Diagnostic, sources: &Sources, span: Span) -> Diagnostic {
     let message = diagnostic.line(sources);
     let told = match diagnostic.severity {

@@ -1,5 +1,4 @@
-//! Sessions that stay with a peer (`sticky`): by a cookie that we set, by a route that the session names, or by what we
-//! have learned from the peer's answers.
+//! Session affinity (`sticky`): by a cookie that Gale sets, by a route in the request, or learned from responses.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#sticky>)
 
 use std::fmt::Write;
@@ -17,16 +16,16 @@ use crate::variables::subject::Subject;
 use crate::variables::template::Template;
 use crate::zone::{Full, Zone};
 
-/// The longest name of a route; also how long an MD5 sum is in hexadecimal.
+/// Longest name of a route; also the length of an MD5 sum in hexadecimal.
 pub const ROUTE_LENGTH_MAX: usize = 32;
 
-/// How a group finds the peer that a session is bound to.
+/// Method that finds the peer of a session.
 pub enum Sticky<S> {
-    /// `sticky cookie`: a cookie names it, which we set.
+    /// `sticky cookie`: a cookie set by Gale names the peer.
     Cookie(StickyCookie<S>),
-    /// `sticky route`: the first of these variables that has a value names it.
+    /// `sticky route`: the first of these variables with a value names the peer.
     Route(Vec<VariableId>),
-    /// `sticky learn`: the session's name leads to it, and is learned from its answers.
+    /// `sticky learn`: a session identifier, learned from responses, leads to the peer.
     Learn(StickyLearn),
 }
 
@@ -46,14 +45,14 @@ pub struct StickyCookie<S> {
     pub is_http_only: bool,
     /// `secure`
     pub is_secure: bool,
-    /// `samesite=`: `strict`, `lax`, `none`, or a text that becomes one of these.
+    /// `samesite=`: `strict`, `lax`, `none`, or a text that evaluates to one of these.
     pub same_site: Option<Template<S>>,
 }
 
-/// When a cookie expires.
+/// Expiry of a cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CookieExpires {
-    /// As late as every client understands (`max`).
+    /// The latest date that every client understands (`max`).
     Latest,
     /// After this time.
     After(Duration),
@@ -61,11 +60,11 @@ pub enum CookieExpires {
 
 /// `sticky learn …`
 pub struct StickyLearn {
-    /// `lookup=`: where a request has the name of its session.
+    /// `lookup=`: variables with the session identifier of a request.
     pub lookup: Vec<VariableId>,
-    /// `create=`: where an answer has the name of a new one.
+    /// `create=`: variables with the identifier of a new session in a response.
     pub create: Vec<VariableId>,
-    /// `header`: whether sessions are learned when the header of the answer is there, not at its end.
+    /// `header`: learns at the response header instead of the response's end.
     pub after_header: bool,
     /// `zone=`
     pub sessions: Arc<Sessions>,
@@ -73,35 +72,35 @@ pub struct StickyLearn {
     pub timeout: Duration,
 }
 
-/// The sessions of a zone: which peer each is bound to.
+/// Sessions of a zone, each with its peer.
 pub type Sessions = Zone<Session>;
 
-/// A session that was learned.
+/// A learned session.
 pub struct Session {
     peer: Arc<str>,
     last_used: Moment,
 }
 
-/// When a session may be learned.
+/// Point at which a session may be learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learning {
-    /// The header of a response is there.
+    /// The header of a response was received.
     HeaderReceived,
-    /// The response is over, and was none that the request was tried elsewhere for.
+    /// The response is complete, and the request was not tried elsewhere because of it.
     Finished,
 }
 
-/// What `sticky` calls a peer without a route: the MD5 sum of its name.
+/// Name of a peer without a route: the MD5 sum of its address.
 pub(super) fn default_session_id(name: &str) -> Arc<str> {
     let mut id = String::with_capacity(ROUTE_LENGTH_MAX);
     for byte in Md5::digest(name.as_bytes()) {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(id, "{byte:02x}");
     }
     id.into()
 }
 
-/// The first value that is not empty.
+/// The first non-empty value.
 fn first_value<S: Subject>(variables: &[VariableId], subject: &S) -> Option<Vec<u8>> {
     let mut value = Vec::new();
     variables.iter().find(|&&variable| {
@@ -112,7 +111,7 @@ fn first_value<S: Subject>(variables: &[VariableId], subject: &S) -> Option<Vec<
 }
 
 impl<S: Subject> Sticky<S> {
-    /// What the peer is called that the subject's session is bound to.
+    /// Name of the peer that the subject's session is bound to.
     pub(super) fn bound_to(&self, subject: &S) -> Option<Box<str>> {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).ok().map(String::into_boxed_str);
         match self {
@@ -122,7 +121,7 @@ impl<S: Subject> Sticky<S> {
         }
     }
 
-    /// The value of the `Set-Cookie` field that binds the subject's session to this peer.
+    /// Value of the `Set-Cookie` field that binds the subject's session to this peer.
     pub(super) fn cookie(&self, subject: &S, chosen: &Chosen) -> Option<Vec<u8>> {
         match self {
             Sticky::Cookie(cookie) => Some(cookie.value(subject, chosen.session_id())),
@@ -169,7 +168,7 @@ impl<S: Subject> StickyCookie<S> {
     }
 }
 
-/// Appends an attribute unless it is empty. One that is not right is as strict as can be.
+/// Appends an attribute unless it is empty. An invalid value becomes `strict`.
 fn append_attribute<S: Subject>(
     name: &[u8],
     value: Option<&Template<S>>,
@@ -182,12 +181,12 @@ fn append_attribute<S: Subject>(
     out.extend_from_slice(if is_right(&value) { &value } else { b"strict" });
 }
 
-/// Whether it is a value of `SameSite`.
+/// `true` if it is a value of `SameSite`.
 pub fn is_same_site(value: &[u8]) -> bool {
     [&b"strict"[..], b"lax", b"none"].iter().any(|known| value.eq_ignore_ascii_case(known))
 }
 
-/// As nginx writes dates in cookies: with two digits for the year as far as old clients understand that.
+/// Appends a date in nginx's form for cookies: with a two-digit year as far as old clients understand that.
 fn append_cookie_date(seconds: u64, out: &mut Vec<u8>) {
     let date = http_date::format(seconds);
     let year = if date[12..16] > b"2037"[..] { &date[12..16] } else { &date[14..16] };
@@ -215,7 +214,7 @@ impl StickyLearn {
         let key = self.sessions.key(&id);
         let now = now();
         let learned = self.sessions.with(&key, |table| {
-            // A few at a time, so that nobody waits for long.
+            // A few at a time, to keep each call short.
             for _ in 0..EXPIRED_AT_ONCE {
                 let Some(oldest) = table.oldest() else { break };
                 if now.since(table.value(oldest).last_used) < self.timeout {
@@ -246,7 +245,7 @@ impl StickyLearn {
     }
 }
 
-/// Sessions whose time is over that are forgotten when another one is learned.
+/// Expired sessions that are removed when another one is learned.
 const EXPIRED_AT_ONCE: usize = 2;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which servers a `*_pass` directive means: a group of the configuration, an address, or what name servers say.
+//! Target of a `*_pass` directive: a group of the configuration, an address, or addresses from name servers.
 //! (<https://nginx.org/en/docs/http/ngx_http_fastcgi_module.html#fastcgi_pass>)
 
 use std::fmt;
@@ -18,47 +18,47 @@ use crate::resolver::Resolver;
 use crate::variables::subject::Subject;
 use crate::variables::template::Template;
 
-/// A subject that may be passed on to servers.
+/// A subject that can be passed to servers.
 pub trait PassedOn: Subject {
-    /// The groups of its configuration.
+    /// Groups of its configuration.
     fn upstreams(&self) -> &UpstreamTable<Self>;
 
-    /// Who finds names for it, and how long that may take; none where no name server is named.
+    /// Resolver and timeout for its names; `None` without a `resolver`.
     fn resolver(&self) -> Option<(Rc<Resolver>, Duration)>;
 }
 
-/// The servers that one subject may be passed to.
+/// Servers for one subject.
 #[derive(Clone, Debug)]
 pub enum PassTarget {
-    /// Those that a directive without variables refers to.
+    /// Group of a directive without variables.
     Referred(UpstreamId),
-    /// A group that the configuration has under the name.
+    /// Group found by name.
     Named {
         /// The name.
         host: Box<[u8]>,
-        /// The port behind it, if one is written.
+        /// Port, if one is written.
         port: Option<u16>,
-        /// The port of a host without one.
+        /// Port of a host without one.
         default_port: u16,
     },
-    /// Addresses, looked up for this subject.
+    /// Addresses resolved for this subject.
     Addresses(Arc<Group>),
 }
 
-/// Why no servers were found. The error log knows.
+/// Reason why no servers were found; already logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookUpError {
-    /// What the variables say is no address.
+    /// The evaluated text is no address.
     NoAddress,
-    /// Nobody knows the name.
+    /// The name cannot be resolved.
     NotResolved,
 }
 
 impl PassTarget {
-    /// Finds the servers behind an address that came from variables.
+    /// Finds the servers of an address that was made from variables.
     ///
     /// # Errors
-    /// There are none.
+    /// No servers were found.
     pub async fn look_up<S: PassedOn>(
         subject: &S,
         server: &UpstreamTarget,
@@ -74,7 +74,7 @@ impl PassTarget {
         }
     }
 
-    /// The group that the configuration has, unless the addresses were looked up.
+    /// The configuration's group, unless the addresses were resolved.
     fn upstream<'s, S: PassedOn>(&self, subject: &'s S) -> Option<&'s Arc<Upstream<S>>> {
         match self {
             PassTarget::Referred(upstream) => Some(subject.upstreams().get(*upstream)),
@@ -83,13 +83,13 @@ impl PassTarget {
         }
     }
 
-    /// The group that the configuration has, if sessions stick to its servers: whoever answers tells it. A group
-    /// without them is shared by all workers, and not counted for each request.
+    /// The configuration's group, if it has `sticky`; responses may then bind sessions. Groups without it are not
+    /// reference-counted for each request, since all workers share them.
     pub fn sticky_upstream<S: PassedOn>(&self, subject: &S) -> Option<Arc<Upstream<S>>> {
         self.upstream(subject).filter(|upstream| upstream.is_sticky()).cloned()
     }
 
-    /// The peers for this subject.
+    /// Peers for this subject.
     pub fn select<S: PassedOn>(&self, subject: &S) -> Selection {
         match self {
             PassTarget::Addresses(group) => group.select(),
@@ -99,7 +99,7 @@ impl PassTarget {
         }
     }
 
-    /// What messages and handshakes call the servers: the group's name.
+    /// Name of the servers in messages and handshakes: the group's name.
     pub fn name<'s, S: PassedOn>(&'s self, subject: &'s S) -> &'s str {
         match self {
             PassTarget::Addresses(group) => group.name(),
@@ -146,47 +146,47 @@ async fn look_up_host<S: PassedOn>(
     }
 }
 
-/// What a `*_pass` says that takes an address without a path: all but `proxy_pass` of http.
+/// Argument of a `*_pass` directive that takes an address without a path: all but `proxy_pass` of http.
 pub enum AddressPass<S: 'static> {
     /// An address without variables.
     Fixed(TlsTarget),
-    /// One with variables, and what may stand before it.
+    /// An address with variables, and the check of its prefix.
     Evaluated(Template<S>, Check),
 }
 
-/// The servers of an address, and how they are spoken to.
+/// Servers of an address, and whether TLS is used.
 #[derive(Clone, Debug)]
 pub struct TlsTarget {
     /// The servers.
     pub servers: PassTarget,
-    /// Over TLS: the host that the address names.
+    /// Host in the address, if TLS is used.
     pub tls_host: Option<Arc<[u8]>>,
-    /// The host that the address names, with its port if it has one: what a request may call the server.
+    /// Host in the address with its port, for the request's authority.
     pub authority: Arc<[u8]>,
 }
 
-/// An address without what may stand before it.
+/// An address without its prefix.
 pub struct BareAddress<'t> {
     /// The address.
     pub text: &'t [u8],
-    /// Whether TLS is spoken there.
+    /// `true` if TLS is used.
     pub is_tls: bool,
 }
 
-/// Takes away what may stand before the address, or says in nginx's words why nothing can be passed there.
+/// Removes a prefix from the address. Errors are nginx's words.
 pub type Check = fn(&[u8]) -> Result<BareAddress<'_>, &'static str>;
 
-/// Directives that take an address have no port of their own: it has to be written, unless a group is meant.
+/// Directives that take an address have no default port: a port is required unless a group is named.
 const NO_PORT: u16 = 0;
 
 impl<S: PassedOn> AddressPass<S>
 where
     S::Block: HasUpstreams<S>,
 {
-    /// Reads the one argument of a directive. `was_set` says that the scope has such a directive already.
+    /// Parses the directive's only argument. `was_set` means that the scope already has such a directive.
     ///
     /// # Errors
-    /// In nginx's words.
+    /// Errors with nginx's messages.
     pub fn read(
         builder: &mut Builder,
         statement: &Statement,
@@ -196,10 +196,10 @@ where
         AddressPass::of_word(builder, statement, &statement.args[0], was_set, check)
     }
 
-    /// The same for an address that need not be an argument of the directive.
+    /// The same for any word.
     ///
     /// # Errors
-    /// In nginx's words.
+    /// Errors with nginx's messages.
     pub fn of_word(
         builder: &mut Builder,
         statement: &Statement,
@@ -223,7 +223,7 @@ where
         Ok(AddressPass::Fixed(TlsTarget { servers, tls_host, authority }))
     }
 
-    /// Whether TLS may be spoken.
+    /// `true` if TLS may be used.
     pub fn may_be_tls(&self) -> bool {
         match self {
             AddressPass::Fixed(target) => target.tls_host.is_some(),
@@ -231,22 +231,22 @@ where
         }
     }
 
-    /// The servers for this subject.
+    /// Servers for this subject.
     ///
     /// # Errors
-    /// There are none.
+    /// No servers were found.
     pub async fn resolve(&self, subject: &S) -> Result<PassTarget, LookUpError> {
         self.resolve_tls(subject).await.map(|target| target.servers)
     }
 
-    /// The servers for this subject, where they may speak TLS.
+    /// Servers for this subject, where they may use TLS.
     ///
     /// # Errors
-    /// There are none.
+    /// No servers were found.
     pub async fn resolve_tls(&self, subject: &S) -> Result<TlsTarget, LookUpError> {
         match self {
             AddressPass::Fixed(target) => Ok(target.clone()),
-            // Hardly any subject has to pay for it.
+            // Boxed because it is rare, so that other subjects do not pay for its size.
             AddressPass::Evaluated(template, check) => Box::pin(evaluate(subject, template, *check)).await,
         }
     }
@@ -278,7 +278,7 @@ async fn evaluate<S: PassedOn>(subject: &S, template: &Template<S>, check: Check
     Ok(TlsTarget { servers, tls_host, authority })
 }
 
-/// What a request may call the server.
+/// Authority of requests to the server.
 fn authority(server: &UpstreamTarget) -> Arc<[u8]> {
     let UpstreamTarget::Host { host, port, .. } = server else { return Arc::from(&b"localhost"[..]) };
     let mut text = Vec::with_capacity(host.len() + 8);
@@ -292,7 +292,7 @@ fn authority(server: &UpstreamTarget) -> Arc<[u8]> {
     text.into()
 }
 
-/// What messages call the servers when none of them can be named.
+/// Name of the servers in messages when no server can be named.
 fn group_name(server: &UpstreamTarget) -> Box<str> {
     match server {
         UpstreamTarget::Unix(path) => format!("unix:{}", path.display()).into(),
@@ -300,10 +300,10 @@ fn group_name(server: &UpstreamTarget) -> Box<str> {
     }
 }
 
-/// Nothing stands before the address.
+/// Check that allows no prefix.
 ///
 /// # Errors
-/// None.
+/// Never fails.
 pub fn plain(text: &[u8]) -> Result<BareAddress<'_>, &'static str> {
     Ok(BareAddress { text, is_tls: false })
 }
@@ -317,7 +317,7 @@ impl<S> fmt::Debug for AddressPass<S> {
     }
 }
 
-/// A host without the port behind it, as nginx finds it.
+/// A host without its port, split as in nginx.
 pub fn without_port(host: &[u8]) -> &[u8] {
     let behind_address = if host.starts_with(b"[") { host.find_byte(b']').unwrap_or(0) } else { 0 };
     let colon = host[behind_address..].find_byte(b':').map(|colon| behind_address + colon);

@@ -1,5 +1,5 @@
-//! The order in which peers are chosen, against what nginx 1.31 was seen to do with the same servers, requests and
-//! failures; the peers of a port are called by its last digit.
+//! Order in which peers are chosen, compared with the observed behaviour of nginx 1.31 for the same servers, requests
+//! and failures. Peers are named by the last digit of their port.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn after(seconds: u64) -> Moment {
     START + Duration::from_secs(seconds)
 }
 
-/// A server of a test: of weight 1, unless the text says otherwise (`weight=2`, `backup`).
+/// A server of a test; its weight is 1 unless the text sets it (`weight=2`, `backup`).
 fn server(port: u16, parameters: &str) -> FixedServer {
     let mut settings = ServerSettings::default();
     for parameter in parameters.split_whitespace() {
@@ -91,7 +91,7 @@ impl Group {
         self.view_of(0).peers.primary.peers[index].has_failures()
     }
 
-    /// The first choice of so many requests that follow each other.
+    /// First choices of consecutive requests.
     fn first_choices(&self, count: usize) -> String {
         (0..count).map(|_| self.choice(b"")).collect()
     }
@@ -100,7 +100,8 @@ impl Group {
         called(&self.select_by(key).next_at(START).unwrap())
     }
 
-    /// Whom a request tries while those in `failing` fail: nobody is left at `p`, as the group's own name stands there.
+    /// Peers that a request tries while those in `failing` fail; `p` marks the end of the list, where the group's name
+    /// appears.
     fn tries(&self, key: &[u8], failing: &str, now: Moment) -> String {
         let mut selection = self.select_by(key);
         let mut tried = String::new();
@@ -121,7 +122,7 @@ impl Group {
     }
 }
 
-/// The last digit of the port.
+/// Last digit of the port.
 fn called(chosen: &Chosen) -> char {
     chosen.name().chars().last().unwrap()
 }
@@ -170,7 +171,7 @@ fn backup_servers_come_when_all_others_were_tried_as_in_nginx() {
     ];
     let group = group(IN_TURN, servers);
     let tries = ["", "01", "01", "", "01", "012", "0123", "", "01"].map(|failing| group.tries(b"", failing, START));
-    // nginx writes the name of the group where nobody is left.
+    // nginx writes the group's name when no peer is left.
     assert_eq!(tries.join(" "), "0 102 013 1 012 1023 013p 1 01p");
 }
 
@@ -179,7 +180,7 @@ fn a_failed_peer_is_tried_once_in_fail_timeout() {
     let group = group(IN_TURN, vec![server(1, "fail_timeout=10"), server(2, "")]);
     assert_eq!(group.tries(b"", "1", START), "12");
     assert_eq!(group.tries(b"", "", after(10)), "2");
-    // Its trial: nobody else comes to it before that is over.
+    // Its trial: no other request uses it before that is over.
     let next = |now| group.select_by(b"").next_at(now).unwrap();
     let mut trial = std::iter::repeat_with(|| next(after(11))).find(|chosen| called(chosen) == '1').unwrap();
     assert!((0..4).all(|_| called(&next(after(12))) == '2'));
@@ -221,7 +222,7 @@ fn only_a_failure_that_puts_a_peer_down_says_so() {
     let group = group(IN_TURN, vec![server(1, "max_fails=2 weight=100"), server(2, "max_fails=0")]);
     let fail = |now| group.select_by(b"").next_at(now).unwrap().fail_at(now);
     assert_eq!([fail(START), fail(START)], [false, true]);
-    // The other one is never put down.
+    // The last peer is never put down.
     assert_eq!([fail(START), fail(START)], [false, false]);
 }
 
@@ -235,7 +236,7 @@ fn a_single_peer_is_never_put_down() {
     let mut chosen = selection.next_at(START).unwrap();
     assert!(!chosen.fail_at(START));
     assert_eq!(selection.tries_left(), 0);
-    // Its connection was an idle one that had ended: once more.
+    // Its idle connection had been closed, so the attempt does not count.
     selection.add_try();
     assert_eq!(selection.tries_left(), 1);
     assert!(selection.next_at(START).is_ok());
@@ -260,14 +261,14 @@ fn reloaded(group: &Group, before: BeforeFirstCheck) -> (Arc<Group>, Check) {
     with_check(Group::new(common, plan), before)
 }
 
-/// Takes results of the first peer down.
+/// Records results of the first peer.
 fn note(check: &Check, results: &[bool]) -> Vec<HealthChange> {
     let peer = check.peers().iter().next().unwrap();
     let thresholds = Thresholds { fails: 3, passes: 2 };
     results.iter().map(|&has_passed| check.note_at(&peer, has_passed, thresholds, START)).collect()
 }
 
-/// How many of four requests the first peer gets.
+/// Number of four requests that the first peer gets.
 fn of_first(group: &Group) -> usize {
     (0..4)
         .filter(|_| {
@@ -285,7 +286,7 @@ fn results_in_a_row_make_a_peer_ill_and_well() {
     assert_eq!(note(&check, &[false, false]), [Ill, None]);
     assert_eq!(of_first(&group), 0);
     assert_eq!(note(&check, &[true, false, true]), [None; 3]);
-    // A configuration without the check sends requests there, one with it does not.
+    // A configuration without the check sends requests there; one with it does not.
     let fixed = vec![server(1, ""), server(2, "")];
     let plan = Plan { balance: Balance::RoundRobin, is_sticky: false, fixed, resolved: Vec::new() };
     let unchecked = Group::new(Common::in_turn("test", Arc::clone(&group.common.state), 1), plan);
@@ -304,7 +305,7 @@ fn a_mandatory_check_is_passed_first() {
     assert_eq!(of_first(&group), 4);
     let (again, check) = reloaded(&group, BeforeFirstCheck::Checking);
     assert_eq!(of_first(&again), 0);
-    // The earlier configuration goes on with what it knows.
+    // The earlier configuration keeps its knowledge.
     assert_eq!(of_first(&group), 4);
     assert_eq!(note(&check, &[false, true, true]), [Ill, None, Well]);
     assert_eq!(of_first(&again), 4);
@@ -392,7 +393,7 @@ fn clients_lead_to_the_same_peers_as_in_nginx() {
         std::net::IpAddr::V6(ip) => group.choice(&ip.octets()),
     });
     assert_eq!(choices.collect::<String>(), "0010111210201001");
-    // A client without an address of its own is one of those with zeros.
+    // A client without an IP address counts as one with zeros.
     assert_eq!(group.choice(b""), group.choice(&[0, 0, 0, 9]));
 }
 
@@ -417,7 +418,7 @@ fn requests_of_all_workers_count_for_the_fewest() {
     let of = |worker| Selection::new(group.view_of(worker), Choice::LeastConn, None).next_at(START).unwrap();
     let (first, second) = (of(0), of(1));
     assert_eq!((called(&first), called(&second)), ('1', '2'));
-    // It ends on a thread of another worker.
+    // It ends on another worker's thread.
     std::thread::scope(|scope| scope.spawn(|| drop(first)).join().unwrap());
     assert_eq!(called(&of(1)), '1');
 }
@@ -434,7 +435,7 @@ fn the_peer_that_will_be_done_first_is_chosen() {
         called(&chosen)
     };
     assert_eq!((0..8).map(|_| request([100, 10])).collect::<String>(), "12222222");
-    // Times that differ by little are the same.
+    // Times that differ little count as equal.
     let equal = self::group(by(Balance::LeastTime(how)), vec![server(1, ""), server(2, "")]);
     for chosen in (0..2).map(|_| equal.select_by(b"").next_at(START)) {
         let mut chosen = chosen.unwrap();
@@ -525,13 +526,13 @@ fn sessions_stay_with_their_peer_as_long_as_it_can_be_chosen() {
     let group = group(sticky(), vec![server(1, "route=a"), server(2, "route=b"), server(3, "route=c drain")]);
     let bound = |to: &str| called(&group.select_bound(to).next_at(START).unwrap());
     assert_eq!(["b", "b", "b", "c", "c"].map(bound), ['2', '2', '2', '3', '3']);
-    // What is unknown does not bind.
+    // An unknown name does not bind.
     assert!(["x", ""].iter().all(|to| bound(to) != '3'));
     let mut selection = group.select_bound("b");
     selection.next_at(START).unwrap().fail_at(START);
     assert_eq!(called(&selection.next_at(START).unwrap()), '1');
     assert_eq!(bound("b"), '1');
-    // A peer without a route is called by its address.
+    // A peer without a route is named by its address.
     let single = self::group(sticky(), vec![server(8081, "drain")]);
     let id = super::sticky::default_session_id("127.0.0.1:8081");
     assert!(single.select_bound(&id).next_at(START).is_ok());
@@ -544,7 +545,7 @@ fn resolved() -> ResolvedServer {
 }
 
 impl Group {
-    /// The name stands for these ports now, as a service would have it.
+    /// Sets the ports that the service has now.
     fn find(&self, ports: &[u16]) {
         let service = |port| FoundService { port, name: "app".into(), weight: 1, is_secondary: false };
         let found = |&port: &u16| Found { ip: [127, 0, 0, 1].into(), service: Some(service(port)) };
@@ -563,12 +564,12 @@ fn a_new_list_keeps_what_is_known_of_the_peers_that_stay() {
     assert_eq!(group.tries(b"", "2", START), "23");
     let mut began_before = group.select_by(b"");
     group.find(&[2, 4]);
-    // The first one is full, the second has failed.
+    // The first is full, the second has failed.
     assert_eq!(group.first_choices(3), "444");
     assert_eq!(called(&began_before.next_at(START).unwrap()), '3');
     drop((held, began_before));
     assert!(group.first_choices(4).contains('1'));
-    // One that was gone and comes again is a new one.
+    // A peer that was removed and comes back is a new one.
     group.find(&[4]);
     group.find(&[4, 2]);
     assert!(group.first_choices(6).contains('2'));
@@ -595,7 +596,7 @@ fn what_names_stand_for_follows_the_group_over_a_reload() {
     assert!(first.select_by(b"").next_at(START).is_err());
     first.find(&[1, 2]);
     assert_eq!(first.tries(b"", "1", START), "12");
-    // As is what is known of its peers.
+    // So is the state of its peers.
     assert_eq!(group().first_choices(3), "222");
 }
 
@@ -622,7 +623,7 @@ fn a_request_waits_in_the_queue_until_another_one_ends() {
         }
         assert_eq!(select(&group).wait().await.unwrap_err(), NoPeer::QueueFull);
         drop(held);
-        // Who waits comes first.
+        // Waiting requests come first.
         assert_eq!(select(&group).next().unwrap_err(), NoPeer::NoneAlive);
         let second = ended.await.unwrap().unwrap();
         assert!(!group.has_waiting());
@@ -663,7 +664,7 @@ fn servers_of_a_service_have_its_weights_and_those_that_come_second_are_backup_s
     find(&group);
     assert_eq!(group.first_choices(8), "11211121");
     assert_eq!(group.tries(b"", "12", START), "123");
-    // A weight that is written goes before that of the service.
+    // A weight in the configuration overrides the service's.
     let group = group_of(IN_TURN, Vec::new(), vec![service(2)]);
     find(&group);
     assert_eq!(group.first_choices(4), "1212");

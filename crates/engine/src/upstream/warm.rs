@@ -1,5 +1,4 @@
-//! Connections that a worker has used a moment ago: it takes them again without asking anybody, and without a system
-//! call.
+//! Warm connections: used by a worker a moment ago, and taken again without locks or system calls.
 //!
 //! ```text
 //!   response has ended ─► warm: this worker's, still with its driver ── idle for 200 ms ─► Pool: all workers'
@@ -7,10 +6,10 @@
 //!            └──── next request ◄────┘
 //! ```
 //!
-//! A connection in the pool has left its driver, and a thread watches it: to park and to take it costs some five system
-//! calls, more than a small request does otherwise. Under load a connection is used again at once, by the worker that
-//! had it. What nobody takes cools down into the pool. Both together keep to `keepalive` (`idle_permits.rs`), count as
-//! the worker's connections (`worker_connections`), and are given up when it has too many.
+//! A connection in the pool has left its driver, and a thread watches it: parking and taking it costs some five system
+//! calls, more than the rest of a small request. Under load a connection is reused at once by the same worker. An
+//! unused one cools down into the pool. Both together respect `keepalive` (`idle_permits.rs`), count towards
+//! `worker_connections`, and are closed when the worker has too many connections.
 
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -22,38 +21,38 @@ use super::idle_permits::IdlePermit;
 use super::pool::{Knowledge, Pool, PoolKey, PooledConnection, WeakPool};
 use crate::worker::{IdleConnections, Search, Worker};
 
-/// How long a connection stays warm.
+/// Time that a connection stays warm.
 const WARM_TIME: Duration = Duration::from_millis(200);
 
-/// Most warm connections of a worker, of all pools. Each holds a descriptor and some hundred bytes, for 200 ms at most;
-/// a search in a group of many servers may look at all of its pool. Where they are fewer than are in use at once, the
-/// rest goes through the pool of all workers with each request: with 64 warm ones for 128 clients, that was 1.3
-/// `epoll_ctl` and 0.6 receives in vain for each.
+/// Most warm connections of a worker, over all pools. Each holds a descriptor and some hundred bytes, for at most 200
+/// ms; in a group of many servers a search may scan its whole pool. If the limit is below the connections in concurrent
+/// use, the rest pass through the shared pool at each request: 64 warm connections for 128 clients cost 1.3 `epoll_ctl`
+/// and 0.6 failed receives a request.
 const WARM_MAX: usize = 512;
 
-/// What a worker knows of the connections that it has left idle.
+/// A worker's warm connections.
 #[derive(Default)]
 pub(super) struct WarmConnections {
-    /// Those of each pool that has some or had some a moment ago.
+    /// Pools that have warm connections or had some a moment ago.
     pools: Vec<WarmPool>,
-    /// How many there are.
+    /// Number of warm connections.
     count: usize,
-    /// A task has them cool down.
+    /// `true` while a task lets them cool down.
     is_cooling: bool,
-    /// Where it has parked some.
+    /// Pools where this worker has parked connections.
     parked_in: Vec<WeakPool>,
-    /// What it can do without; `None` before there is anything.
+    /// Registration as idle connections that may be closed; `None` until the first one.
     dispensable: Option<Rc<Dispensable>>,
 }
 
-/// The warm connections of one pool.
+/// Warm connections of one pool.
 struct WarmPool {
     pool: Pool,
-    /// Those that were used last behind.
+    /// Connections in order of last use.
     connections: VecDeque<(PoolKey, Box<PooledConnection>)>,
-    /// The permits that this worker has, at least one for each connection.
+    /// Permits held by this worker, at least one for each connection.
     held: usize,
-    /// How many connections there were at most, since permits were given back.
+    /// Most connections since permits were last given back.
     most: usize,
 }
 
@@ -69,8 +68,8 @@ impl WarmPool {
         WarmPool { pool: pool.clone(), connections: VecDeque::new(), held: 0, most: 0 }
     }
 
-    /// Sees to a permit for one more connection, and says how many were closed for that: those that have been idle for
-    /// longest, here of the warm ones.
+    /// Ensures a permit for one more connection. Returns the number of connections closed for that: the longest idle of
+    /// this pool's warm ones.
     fn ensure_permit(&mut self) -> usize {
         let permits = self.pool.permits();
         if permits.are_owed(self.held) {
@@ -88,21 +87,21 @@ impl WarmPool {
         before - self.connections.len()
     }
 
-    /// A permit for a connection that is not warm.
+    /// Takes a permit for a connection that is no longer warm.
     fn hand_over_permit(&mut self) -> IdlePermit {
         self.held -= 1;
         self.most = self.most.min(self.held);
         self.pool.permits().one_held()
     }
 
-    /// Gives back the permits that were not needed for some time.
+    /// Gives back permits that were not needed for some time.
     fn give_back_permits(&mut self) {
         self.pool.permits().give_back(self.held - self.most);
         self.held = self.most;
         self.most = self.connections.len();
     }
 
-    /// Since when the oldest one is idle.
+    /// Start of the oldest connection's idle time.
     fn idle_since(&self) -> Option<Moment> {
         self.connections.front().map(|(_, connection)| connection.age.idle_since)
     }
@@ -113,7 +112,7 @@ impl WarmConnections {
         self.pools.iter_mut().find(|warm| warm.pool.is_same(pool))
     }
 
-    /// The connection with this key that was used last.
+    /// Takes the last used connection with this key.
     fn take(&mut self, pool: &Pool, key: &PoolKey) -> Option<Box<PooledConnection>> {
         let warm = self.of_pool(pool)?;
         let found = warm.connections.iter().rposition(|(own, _)| own == key)?;
@@ -122,7 +121,7 @@ impl WarmConnections {
         Some(connection)
     }
 
-    /// The one that has been idle for longest, if it has been for so long at this time.
+    /// Takes the longest idle connection, if it has been idle since `until`.
     fn take_oldest(&mut self, until: Option<Moment>) -> Option<WarmConnection> {
         let oldest = self.pools.iter_mut().filter(|warm| warm.idle_since().is_some());
         let oldest = oldest.min_by_key(|warm| warm.idle_since())?;
@@ -134,7 +133,7 @@ impl WarmConnections {
         Some(WarmConnection { pool: oldest.pool.clone(), key, connection, permit: oldest.hand_over_permit() })
     }
 
-    /// Where connections of this pool are, with a permit for one more.
+    /// Ensures that this pool is listed and has a permit for one more connection.
     fn ensure_permit(&mut self, pool: &Pool) -> usize {
         let known = self.pools.iter().position(|warm| warm.pool.is_same(pool));
         let index = known.unwrap_or_else(|| {
@@ -145,8 +144,8 @@ impl WarmConnections {
         index
     }
 
-    /// Adds a connection, and says whether a task has to be started that lets them cool down. If there are as many as
-    /// may be, it is given back with its permit.
+    /// Adds a connection; returns `true` if the task that lets them cool down has to be started. At the limit, the
+    /// connection is returned with its permit.
     fn keep(
         &mut self,
         pool: &Pool,
@@ -165,7 +164,7 @@ impl WarmConnections {
         Ok(!std::mem::replace(&mut self.is_cooling, true))
     }
 
-    /// Remembers where connections are parked.
+    /// Remembers a pool with parked connections.
     fn note_parked(&mut self, pool: &Pool) {
         if !self.parked_in.iter().any(|parked_in| parked_in.is_of(pool)) {
             self.parked_in.retain(|parked_in| parked_in.own_len() > 0);
@@ -173,7 +172,7 @@ impl WarmConnections {
         }
     }
 
-    /// Forgets the pools of which nothing was warm for some time, and says whether others are left.
+    /// Removes pools without warm connections for some time; returns `true` if others remain.
     fn forget_empty_pools(&mut self) -> bool {
         self.pools.iter_mut().for_each(WarmPool::give_back_permits);
         self.pools.retain(|warm| warm.held > 0);
@@ -187,7 +186,7 @@ impl Drop for WarmPool {
     }
 }
 
-/// The idle connections of a worker as something to be given up when it has too many connections.
+/// A worker's idle connections, to be closed when it has too many connections.
 struct Dispensable(Weak<Worker>);
 
 impl IdleConnections for Dispensable {
@@ -203,7 +202,7 @@ impl IdleConnections for Dispensable {
     fn close_longest_idle(&self, wanted: usize) {
         let Some(worker) = self.0.upgrade() else { return };
         for _ in 0..wanted {
-            // What is parked has been idle for longer than what is warm.
+            // Parked connections have been idle longer than warm ones.
             let is_parked_closed =
                 worker.with_note(|warm: &mut WarmConnections| warm.parked_in.iter().any(WeakPool::close_oldest_own));
             if !is_parked_closed {
@@ -216,7 +215,7 @@ impl IdleConnections for Dispensable {
     }
 }
 
-/// Has a worker give up its idle connections if it must, from the first one on.
+/// Registers a worker's idle connections for closing, at the first one.
 fn register(worker: &Rc<Worker>) {
     let dispensable = worker.with_note(|warm: &mut WarmConnections| {
         if warm.dispensable.is_some() {
@@ -230,7 +229,7 @@ fn register(worker: &Rc<Worker>) {
     }
 }
 
-/// A warm connection with this key that is still idle.
+/// Takes a warm connection with this key that is still idle.
 pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowledge) -> Option<Box<PooledConnection>> {
     loop {
         let connection = worker.with_note(|warm: &mut WarmConnections| warm.take(pool, key))?;
@@ -240,8 +239,7 @@ pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowl
     }
 }
 
-/// Keeps a connection warm, or parks it for all workers if there are as many warm ones as may be. False if it was
-/// closed instead.
+/// Keeps a connection warm, or parks it for all workers at the limit. Returns `false` if it was closed instead.
 pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: Box<PooledConnection>) -> bool {
     let kept = worker.with_note(|warm: &mut WarmConnections| warm.keep(pool, key, connection));
     match kept {
@@ -252,15 +250,15 @@ pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: B
         }
         Err(connection) => return cool(worker, *connection),
     }
-    // A request that waits for a connection may have this one's permit.
+    // A request that waits for a connection may get this one's place.
     worker.connections.note_idle();
     true
 }
 
-/// Parks a connection for all workers. False if it was closed instead.
+/// Parks a connection for all workers. Returns `false` if it was closed instead.
 fn cool(worker: &Rc<Worker>, WarmConnection { pool, key, connection, permit }: WarmConnection) -> bool {
     if pool.permits().are_overdrawn() {
-        // Its permit is what others have too many.
+        // Closing frees the permit that the pool owes.
         return false;
     }
     let is_parked = pool.park_cold(worker, key, *connection, permit);
@@ -272,13 +270,13 @@ fn cool(worker: &Rc<Worker>, WarmConnection { pool, key, connection, permit }: W
     is_parked
 }
 
-/// Gives connections that nobody has taken to their pools, until none is left.
+/// Moves unused connections to their pools until none is left.
 async fn cool_down(worker: Weak<Worker>) {
     loop {
         sleep(WARM_TIME).await;
         let Some(worker) = worker.upgrade() else { return };
         loop {
-            // Nothing is idle since before the clock began.
+            // Saturates, because the clock starts at zero.
             let until = Moment::from_nanos(now().as_nanos().saturating_sub(WARM_TIME.as_nanos() as u64));
             let cold = worker.with_note(|warm: &mut WarmConnections| warm.take_oldest(Some(until)));
             let Some(cold) = cold else { break };

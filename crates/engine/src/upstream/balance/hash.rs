@@ -1,6 +1,5 @@
-//! By a hash of the client's address (`ip_hash`) or of a key (`hash`, `hash … consistent`): the same request comes to
-//! the same peer, as long as that can be chosen. All three are bit for bit nginx's, and so those of memcached's
-//! clients.
+//! Balancing by a hash of the client's address (`ip_hash`) or of a key (`hash`, `hash … consistent`): equal requests go
+//! to the same peer while that is available. All three are bit for bit nginx's, and thus those of memcached's clients.
 
 use gale_base::crc32::{Crc32, crc32};
 use gale_runtime::Moment;
@@ -11,7 +10,7 @@ use crate::upstream::peer::Peer;
 use crate::upstream::peers::{PeerSet, View};
 use crate::upstream::selection::{Selection, Tried};
 
-/// How far one request's hash has come.
+/// Progress of one request's hash.
 #[derive(Debug)]
 pub(in crate::upstream) struct Hashing {
     how: How,
@@ -21,7 +20,7 @@ pub(in crate::upstream) struct Hashing {
 #[derive(Debug)]
 enum How {
     Address {
-        /// What of it counts.
+        /// The bytes that are hashed.
         address: SmallVec<[u8; 16]>,
         hash: u32,
     },
@@ -30,14 +29,14 @@ enum How {
         hash: u32,
         rehashes: u32,
     },
-    /// The place among the group's points; `None` for an empty key.
+    /// Index among the group's points; `None` for an empty key.
     Consistent {
         point: Option<usize>,
     },
 }
 
 impl Hashing {
-    /// By an IP address: of an IPv4 address three bytes, of an IPv6 address all; of a client without one zeros.
+    /// By IP address: three bytes of an IPv4 address, all of an IPv6 address, zeros for a client without one.
     pub fn by_address(address: &[u8]) -> Hashing {
         let address: SmallVec<[u8; 16]> = match address {
             [] => SmallVec::from_slice(&[0; 3]),
@@ -47,19 +46,19 @@ impl Hashing {
         Hashing { how: How::Address { address, hash: 89 }, tries: 0 }
     }
 
-    /// As `Cache::Memcached` does it.
+    /// The algorithm of `Cache::Memcached`.
     pub fn by_key(key: &[u8]) -> Hashing {
         Hashing { how: How::Key { key: SmallVec::from_slice(key), hash: 0, rehashes: 0 }, tries: 0 }
     }
 
-    /// As `Cache::Memcached::Fast` does it (ketama).
+    /// The algorithm of `Cache::Memcached::Fast` (ketama).
     pub fn consistent(key: &[u8], primary: &PeerSet) -> Hashing {
         let points = primary.points.as_ref().filter(|_| !key.is_empty());
         let point = points.map(|points| points.find(crc32(key)));
         Hashing { how: How::Consistent { point }, tries: 0 }
     }
 
-    /// Where the hash leads to in a set, and then where it goes on to.
+    /// The next peer of a set that the hash leads to.
     fn next(&mut self, set: &PeerSet) -> Option<usize> {
         let hash = match &mut self.how {
             How::Address { address, hash } => {
@@ -80,7 +79,7 @@ impl Hashing {
         Some(set.at_weight(u64::from(hash) % set.total_weight))
     }
 
-    /// Whether it is of no use, so that peers are chosen in turn.
+    /// `true` if the hash cannot be used any more, so that peers are chosen in turn.
     fn is_over(&self, set: &PeerSet) -> bool {
         let is_useless = match &self.how {
             How::Address { .. } => false,
@@ -122,7 +121,7 @@ impl Selection {
         self.pick_in_turn(view, now, lost)
     }
 
-    /// In turn among the peers of the server that a point belongs to.
+    /// Chooses in turn among the peers of the server that owns a point.
     fn pick_at_point(&self, point: usize, view: &View, now: Moment, lost: &Tried) -> Option<usize> {
         let set = &view.peers.primary;
         let peers = set.points.as_ref()?.peers_at(point);
@@ -132,18 +131,18 @@ impl Selection {
     }
 }
 
-/// Points that a server of weight one has.
+/// Points of a server of weight one.
 const POINTS_PER_WEIGHT: u64 = 160;
 
-/// Points of a group at most: 32 MiB. Where weights would make more, each server has fewer in proportion.
+/// Most points of a group: 32 MiB. With larger weights each server has fewer points in proportion.
 const POINTS_MAX: u64 = 4 << 20;
 
-/// The points of `hash … consistent`: each server has many on a circle, and a key belongs to the next one.
+/// Points of `hash … consistent`: each server has many on a circle, and a key belongs to the next point.
 #[derive(Debug)]
 pub(in crate::upstream) struct Points {
-    /// Ascending by hash, with the number of the server.
+    /// Hash and server index, ascending by hash.
     points: Box<[(u32, u32)]>,
-    /// By server, its peers: those that have its name, as a host name may stand for several addresses.
+    /// Peers by server; a host name may have several addresses.
     servers: Box<[Box<[u32]>]>,
 }
 
@@ -179,12 +178,12 @@ impl Points {
         Points { points: points.into(), servers: servers.into_iter().map(Into::into).collect() }
     }
 
-    /// The first point at or behind a hash; behind the last one comes the first one again.
+    /// The first point at or behind a hash; after the last one the circle starts again.
     fn find(&self, hash: u32) -> usize {
         self.points.partition_point(|&(point, _)| point < hash)
     }
 
-    /// The peers of the server that a point belongs to.
+    /// The peers of the server that owns a point.
     fn peers_at(&self, point: usize) -> &[u32] {
         match self.points.len() {
             0 => &[],
@@ -193,7 +192,7 @@ impl Points {
     }
 }
 
-/// The sum that the points of a server begin with: of its host, a zero and its port.
+/// CRC that the points of a server start from: of its host, a zero and its port.
 fn server_sum(server: &[u8]) -> Crc32 {
     let is_unix = server.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"unix:"));
     let digits = server.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();

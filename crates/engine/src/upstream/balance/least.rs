@@ -1,5 +1,5 @@
-//! The peer with the least to do for its weight: the fewest requests (`least_conn`), or the least time until it is
-//! probably done with what it has (`least_time`). In turn among equals.
+//! Balancing by least load relative to weight: fewest requests (`least_conn`), or least estimated time to finish the
+//! requests in flight (`least_time`). Ties are chosen in turn.
 
 use gale_runtime::Moment;
 use smallvec::SmallVec;
@@ -30,7 +30,7 @@ impl Selection {
         if let Some(bound) = self.bound_peer(set, now, lost) {
             return Some(bound);
         }
-        // Looked at once: other workers change it meanwhile.
+        // Read once, because other workers change it meanwhile.
         let loads: SmallVec<[(usize, u64); 16]> =
             self.candidates(view, now, lost).into_iter().map(|index| (index, load(index))).collect();
         let weight = |index: usize| u128::from(set.peers[index].settings.weight);

@@ -1,7 +1,7 @@
-//! The methods by which a peer is chosen among those of a group, each in nginx's order.
+//! Balancing methods, each in nginx's order.
 //!
-//! A method looks at the peers that can be chosen (up, not tried, not failed, not full) and names one; the
-//! [`Selection`] takes its place. A session that is bound to a peer goes first, whatever the method.
+//! A method picks one of the available peers (up, not tried, not failed, not full); the [`Selection`] takes its place.
+//! A peer that the session is bound to is preferred, whatever the method.
 
 mod hash;
 mod least;
@@ -16,81 +16,81 @@ use super::selection::{Selection, Tried};
 use hash::Hashing;
 pub(super) use hash::Points;
 
-/// How a group chooses.
+/// Balancing method of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Balance {
-    /// In turn, by weight.
+    /// In turn, by weight (smooth weighted round robin).
     #[default]
     RoundRobin,
-    /// `least_conn`: the one with the fewest requests for its weight, in turn among equals.
+    /// `least_conn`: fewest requests relative to weight, ties in turn.
     LeastConn,
-    /// `least_time`: the one that will probably be done first.
+    /// `least_time`: least estimated time to finish.
     LeastTime(LeastTime),
-    /// `ip_hash`: by the client's address.
+    /// `ip_hash`: hash of the client's address.
     IpHash,
     /// `hash KEY`
     Hash,
     /// `hash KEY consistent`
     ConsistentHash,
-    /// `random [two [METHOD]]`: by chance and weight; of two that chance has drawn, the one that the method prefers.
+    /// `random [two [METHOD]]`: random by weight; with `two`, the better of two random peers.
     Random(Option<Preference>),
 }
 
 /// `least_time`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeastTime {
-    /// What is measured.
+    /// Time that is measured.
     pub metric: Metric,
-    /// `inflight`: whether the time of requests that have no answer yet counts.
+    /// `inflight`: requests without a response count.
     pub counts_inflight: bool,
 }
 
-/// Which time of a response counts.
+/// Response time that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// Until the connection was there (`connect`).
+    /// Time to connect (`connect`).
     Connect,
-    /// Until its header was there (`header`), or its first byte (`first_byte`).
+    /// Time to the response header (`header`) or the first byte (`first_byte`).
     Header,
-    /// Until all of it was there (`last_byte`).
+    /// Time to the end of the response (`last_byte`).
     LastByte,
 }
 
-/// Which one of two is preferred.
+/// Choice between two random peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preference {
-    /// The one with fewer requests for its weight.
+    /// Fewest requests relative to weight.
     LeastConn,
-    /// The one that will probably be done first.
+    /// Least estimated time to finish.
     LeastTime(Metric),
 }
 
 impl Balance {
-    /// Whether servers may be backups and start slowly with it, as in nginx.
+    /// `true` if servers may have `backup` and `slow_start` with this method, as in nginx.
     pub fn has_backups(self) -> bool {
         matches!(self, Balance::RoundRobin | Balance::LeastConn | Balance::LeastTime(_))
     }
 
-    /// Whether the requests that a peer has are counted.
+    /// `true` if requests in flight are counted by peer.
     pub(super) fn counts_requests(self) -> bool {
         matches!(self, Balance::LeastConn | Balance::LeastTime(_) | Balance::Random(Some(_)))
     }
 
-    /// Whether the time of responses is measured.
+    /// `true` if response times are measured.
     pub(super) fn measures_time(self) -> bool {
         matches!(self, Balance::LeastTime(_) | Balance::Random(Some(Preference::LeastTime(_))))
     }
 
-    /// Whether the requests count that a peer has not answered yet.
+    /// `true` if requests without a response count.
     pub(super) fn counts_inflight(self) -> bool {
         matches!(self, Balance::LeastTime(LeastTime { counts_inflight: true, .. }))
     }
 }
 
-/// Peers that a hash or chance leads to and that cannot be chosen before it is gone on in turn, as in nginx.
+/// Unavailable peers that a hash or chance may hit before peers are chosen in turn, as in nginx.
 const TRIES_MAX: u32 = 20;
 
-/// What one request chooses by.
+/// State of the balancing method for one request.
 #[derive(Debug)]
 pub(super) enum Choice {
     RoundRobin,
@@ -101,7 +101,7 @@ pub(super) enum Choice {
 }
 
 impl Choice {
-    /// What a request chooses by; `key` is the hash key or the client's address.
+    /// State for a new request; `key` is the hash key or the client's address.
     pub fn new(balance: Balance, view: &View, key: &[u8]) -> Choice {
         match balance {
             Balance::RoundRobin => Choice::RoundRobin,
@@ -114,19 +114,19 @@ impl Choice {
         }
     }
 
-    /// Whether the backup servers are at first chosen in turn.
+    /// `true` if backup servers are first chosen in turn.
     pub fn falls_back_in_turn(&self) -> bool {
         matches!(self, Choice::Hash(_) | Choice::Random { .. })
     }
 }
 
-/// The peers of a set that can be chosen, ascending.
+/// Available peers of a set, ascending.
 pub(super) type Candidates = SmallVec<[usize; 16]>;
 
 impl Selection {
-    /// The peer of the current set that the group's method chooses. Those in `lost` cannot be chosen.
+    /// The peer of the current set that the method picks. Those in `lost` are unavailable.
     pub(super) fn pick(&mut self, view: &View, now: Moment, lost: &Tried) -> Option<usize> {
-        // The choice leaves the selection while it counts its tries.
+        // Moved out, because it is changed while the selection is borrowed.
         let mut choice = std::mem::replace(&mut self.choice, Choice::RoundRobin);
         let picked = match &mut choice {
             Choice::RoundRobin => self.pick_in_turn(view, now, lost),

@@ -1,4 +1,4 @@
-//! By chance and weight (`random`), or the better one of two that chance has drawn (`random two`).
+//! Random balancing by weight (`random`), or the better of two random peers (`random two`).
 
 use gale_runtime::{Moment, random_u64};
 
@@ -38,7 +38,7 @@ impl Selection {
     }
 }
 
-/// The better one; on a tie the one that was drawn last.
+/// The better peer; on a tie the second.
 fn preferred(preference: Preference, set: &PeerSet, first: usize, second: usize, now: Moment) -> usize {
     let load = |index: usize| {
         let peer = &set.peers[index];

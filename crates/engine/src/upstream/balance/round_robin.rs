@@ -1,4 +1,4 @@
-//! In turn, by weight: smooth weighted round robin. (See [`Cursor`](crate::upstream::peers::Cursor).)
+//! Smooth weighted round robin. (See [`Cursor`](crate::upstream::peers::Cursor).)
 
 use gale_runtime::Moment;
 
@@ -6,8 +6,8 @@ use crate::upstream::peers::View;
 use crate::upstream::selection::{Selection, Tried};
 
 impl Selection {
-    /// In turn. A session's own peer goes first; its requests count in the turns of all, as far as the others do not
-    /// get ahead too far by that.
+    /// Chooses in turn. The session's own peer is preferred; its requests count in the round, bounded so that the other
+    /// peers do not get ahead too far.
     pub(super) fn pick_in_turn(&self, view: &View, now: Moment, lost: &Tried) -> Option<usize> {
         let set = view.peers.set(self.in_backup);
         let unit = view.common.weight_unit;
