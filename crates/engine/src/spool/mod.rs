@@ -1,20 +1,19 @@
-//! A spool: bytes that one end writes and others read meanwhile, the beginning in memory, the rest in a file.
+//! A spool: a body that is written and read at the same time, its beginning in memory and the rest in a file.
 //!
 //! ```text
 //!   append ──►  kept, in memory  │  stored, in the file  │  queued for the file (bounded)
 //!               0 … memory_max   │                       │                           … length
 //!                                             ▲ one write in flight
-//!   readers     each at an offset of its own, in any of the three; who has read all waits for more
+//!   readers     each at its own offset, in any of the three; at the end a reader waits for more
 //! ```
 //!
-//! A spool keeps all that it was given, so that it can be read again from its start, until the last who has it goes:
-//! its writer, its readers, or what it has become ([`Spooled`]). Then its memory is free, and its file is closed and
-//! removed by a thread of the pool, unless the file has a name that was kept. A write that is in flight is not waited
-//! for.
+//! A spool keeps all its bytes, so it can be read again from its start, until its last owner is dropped: its writer,
+//! its readers, or the finished [`Spooled`]. Then its memory is freed, and a pool thread closes and removes its file,
+//! unless a named file is kept. A write in flight is not awaited.
 //!
-//! It belongs to one loop and knows nothing of what it holds. The loop never waits for the file: a pool creates, writes
-//! and closes it, and what is read of it comes from the page cache or by a thread. A disk that fails is told to both
-//! ends, with the reason; what is in memory or was stored before can still be read.
+//! It belongs to one loop and does not interpret the bytes. The loop never blocks on the file: a pool creates, writes
+//! and closes it, and reads come from the page cache or from a thread. A disk error is reported to both ends with its
+//! cause; bytes in memory or stored before remain readable.
 
 mod reader;
 mod spill;
@@ -41,30 +40,30 @@ pub use self::reader::SpoolReader;
 pub use self::spill::{SpillItem, SpillOptions, SpillQueue, SpillReader};
 pub use self::temp_file::{SpoolPath, TempPath};
 
-/// How a spool is set up.
+/// Options of a spool.
 #[derive(Clone, Debug)]
 pub struct SpoolOptions {
-    /// How many bytes of the beginning are kept in memory. What follows them goes to the file; with 0 all of it does.
+    /// Bytes at the beginning that stay in memory. The rest goes to the file; with 0 all of it does.
     pub memory_max: usize,
-    /// How long all of it may become, in bytes.
+    /// Longest length, in bytes.
     pub length_max: Option<u64>,
-    /// Where the file comes to be when it is needed first.
+    /// Place of the file, which is created when it is first needed.
     pub place: SpoolPath,
-    /// Whose threads do what has to be done with the file; without one those of the pool `default` do.
+    /// Pool for file operations; `None` for the pool `default`.
     pub pool: Option<ThreadPool>,
 }
 
-/// Why a spool cannot be written to, or not be read to an end. Clones are for several who have to be told.
+/// Reason why a spool cannot be written, or not be read to its end. Cloned for each end that is told.
 #[derive(Clone, Debug)]
 pub enum SpoolError {
-    /// It would become longer than it may.
+    /// The spool would exceed its longest length.
     TooLong,
-    /// The loop's memory for buffers is exhausted. A read may be tried again; a spool that could not be written to
-    /// takes nothing more.
+    /// The loop's memory for buffers is exhausted. A read may be retried; after a failed write the spool accepts
+    /// nothing more.
     NoMemory,
-    /// The file could not be created, written or read. A read may be tried again.
+    /// The file could not be created, written or read. A read may be retried.
     File(FileError),
-    /// Its writer broke off, for this reason.
+    /// The writer broke off, for this reason.
     BrokenOff(Arc<io::Error>),
 }
 
@@ -89,34 +88,34 @@ impl Error for SpoolError {
     }
 }
 
-/// The end of a spool that is written to. Dropped before [`Spool::finish`], it has broken off, and readers are told so.
+/// Write end of a spool. If dropped before [`Spool::finish`], it breaks off, and readers get an error.
 pub struct Spool {
     shared: Rc<Shared>,
 }
 
 impl Spool {
-    /// An empty one. It creates no file yet.
+    /// An empty spool, without a file yet.
     pub fn new(options: SpoolOptions) -> Spool {
         Spool { shared: Rc::new(Shared::new(options)) }
     }
 
-    /// How long it is by now, in bytes.
+    /// Current length in bytes.
     pub fn length(&self) -> u64 {
         self.shared.length()
     }
 
-    /// How many bytes wait to be in the file.
+    /// Bytes waiting to be written to the file.
     pub fn queued_bytes(&self) -> usize {
         self.shared.queued_bytes()
     }
 
-    /// The path of its file, once that was created, whether it still has the name or not.
+    /// Path at which the file was created, even if that name was removed; `None` before.
     pub fn path(&self) -> Option<Arc<Path>> {
         self.shared.path()
     }
 
-    /// Waits until there is room for a piece: no more than 128 KiB wait to be in the file. Errors: why it takes nothing
-    /// more; each later call says the same.
+    /// Waits for room for a piece: at most 128 KiB wait to be written. Returns an error if the spool accepts nothing
+    /// more, also at each later call.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SpoolError>> {
         self.shared.poll_ready(cx)
     }
@@ -126,38 +125,38 @@ impl Spool {
         poll_fn(|cx| self.poll_ready(cx)).await
     }
 
-    /// Takes a piece as it is, for which there must be room: once after [`Spool::poll_ready`] has said so. The memory
-    /// that it is a piece of should not be much larger than the piece; a short one is copied. Errors end the spool;
-    /// nothing is taken then.
+    /// Appends a piece without copying. There must be room: call it once after each [`Spool::poll_ready`]. The memory
+    /// behind the piece should not be much larger than the piece; a short one is copied. An error ends the spool, and
+    /// nothing is appended.
     pub fn append(&mut self, piece: Bytes) -> Result<(), SpoolError> {
         self.shared.append(piece)
     }
 
-    /// Takes a copy of these bytes, as [`Spool::append`] takes a piece. Copies are gathered: many short ones take no
-    /// more memory than their bytes. Errors, `NoMemory` among them, end the spool; some of the bytes may have been
-    /// taken then.
+    /// Appends a copy of these bytes, as [`Spool::append`] does with a piece. Copies are gathered, so many short ones
+    /// take no more memory than their bytes. An error, including `NoMemory`, ends the spool; some of the bytes may have
+    /// been appended.
     pub fn append_copy(&mut self, bytes: &[u8]) -> Result<(), SpoolError> {
         self.shared.append_copy(bytes)
     }
 
-    /// Creates the file now and has all that follows go there, even if memory had room for it.
+    /// Creates the file now. Later bytes go there even if memory has room for them.
     pub fn begin_file(&mut self) {
         self.shared.begin_file();
     }
 
-    /// Reads these bytes, also those that are still to come.
+    /// Reads these bytes, including those to come.
     pub fn read(&self, range: impl RangeBounds<u64>) -> SpoolReader {
         SpoolReader::new(&self.shared, range)
     }
 
-    /// Breaks off: readers get what there is, and then this reason.
+    /// Breaks off: readers get the existing bytes, then this error.
     pub fn fail(self, cause: io::Error) {
         self.shared.end(Source::Failed(SpoolError::BrokenOff(Arc::new(cause))));
     }
 
-    /// Nothing more comes. Waits until what does not stay in memory is in the file; readers get the end before that.
-    /// Dropped before it is ready, this keeps nobody from reading all of it. Errors: the file could not be written, or
-    /// the spool has ended before.
+    /// Marks the end. Waits until everything that does not stay in memory is in the file; readers see the end earlier.
+    /// If this future is dropped before it is ready, readers can still read everything. Errors: the file could not be
+    /// written, or the spool has ended before.
     pub async fn finish(self) -> Result<Spooled, SpoolError> {
         self.shared.end(Source::Whole);
         poll_fn(|cx| self.shared.poll_stored(cx)).await?;
@@ -181,56 +180,56 @@ impl fmt::Debug for Spool {
     }
 }
 
-/// What a spool has become when all of it is there: some in memory, the rest in a file. Clones are the same.
+/// A finished spool: its beginning in memory, the rest in a file. Clones share it.
 #[derive(Clone)]
 pub struct Spooled {
     shared: Rc<Shared>,
 }
 
 impl Spooled {
-    /// How long it is, in bytes.
+    /// Length in bytes.
     pub fn length(&self) -> u64 {
         self.shared.length()
     }
 
-    /// The beginning, as far as it is in memory.
+    /// The part in memory.
     pub fn memory(&self) -> Vec<Bytes> {
         self.shared.memory()
     }
 
-    /// Makes one piece of what is in memory. Errors: `NoMemory`; nothing has changed then.
+    /// Joins the part in memory into one piece. Errors: `NoMemory`; nothing has changed then.
     pub fn join_memory(&self) -> Result<(), SpoolError> {
         self.shared.join_memory()
     }
 
-    /// What follows the memory: a file of which every byte belongs to it.
+    /// The rest: a file with no other contents.
     pub fn file(&self) -> Option<File> {
         self.shared.file()
     }
 
-    /// How much of it is in the file, in bytes.
+    /// Bytes in the file.
     pub fn file_length(&self) -> u64 {
         self.shared.stored()
     }
 
-    /// The path that the file was created at, whether it still has the name or not; where it was renamed to.
+    /// Path at which the file was created, even if that name was removed, or the path that it was renamed to.
     pub fn path(&self) -> Option<Arc<Path>> {
         self.shared.path()
     }
 
-    /// The name of the file that holds all of it, if it has one that goes with the spool: whoever renames it has it
-    /// [kept](Spooled::keep) then.
+    /// Name of the file if it contains the whole spool and the name is removed with the spool. After renaming it, call
+    /// [`keep`](Spooled::keep).
     pub fn name(&self) -> Option<Arc<Path>> {
         self.shared.name()
     }
 
-    /// Lets the file keep its name, if it has one.
+    /// Keeps the file's name, if it has one.
     pub fn keep(&self) {
         self.shared.keep_name();
     }
 
-    /// Gives the file, which must have a name, another one on the same file system, to keep. Errors: rename(2)'s and
-    /// the pool's; the file goes with the spool then.
+    /// Renames the file, which must have a name, within its file system, and keeps it. Errors are those of rename(2)
+    /// and of the pool; the file is then removed with the spool.
     pub async fn rename(&self, to: &Path) -> Result<(), FileError> {
         let path = self.path().expect("only a file can be renamed");
         files::rename(&path, to).await?;
@@ -250,7 +249,7 @@ impl fmt::Debug for Spooled {
     }
 }
 
-/// Where a range begins and ends; `u64::MAX` for one that is open to its end.
+/// Begin and end of a range; `u64::MAX` if the end is open.
 fn bounds(range: impl RangeBounds<u64>) -> (u64, u64) {
     let begin = match range.start_bound() {
         Bound::Included(&begin) => begin,

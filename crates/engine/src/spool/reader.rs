@@ -1,4 +1,4 @@
-//! Readers of a spool: each at an offset of its own, in what is kept, stored or queued.
+//! Readers of a spool: each at its own offset, in the kept, stored or queued part.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -14,12 +14,12 @@ use gale_runtime::{Bytes, CachedRead, File, PieceRead};
 use super::state::{Found, Shared};
 use super::{SpoolError, bounds};
 
-/// Reads a spool, also while it is written to. It holds no more memory than the piece that it is about to give.
+/// Reader of a spool, usable while it is written. It holds no memory but the piece that it returns next.
 pub struct SpoolReader {
     shared: Rc<Shared>,
     offset: u64,
     end: u64,
-    /// A read by a thread, from `offset` on.
+    /// A read on a thread, from `offset` on.
     read: Option<PieceRead>,
 }
 
@@ -29,21 +29,21 @@ impl SpoolReader {
         SpoolReader { shared: Rc::clone(shared), offset, end, read: None }
     }
 
-    /// How far it has read.
+    /// Offset of the next read.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Another reader of the same spool, which begins and ends where this says.
+    /// Another reader of the same spool, for this range.
     pub fn again(&self, range: impl RangeBounds<u64>) -> SpoolReader {
         SpoolReader::new(&self.shared, range)
     }
 
-    /// Reads on: at most `length` bytes, fewer when the rest is elsewhere; `None` at the end of the spool or of the
-    /// range. Waits for more if there is none yet. When a thread reads, it is what was asked for first that comes.
+    /// Reads at most `length` bytes, fewer where the rest is in another place; `None` at the end of the spool or of the
+    /// range. Waits if there are no bytes yet. While a thread reads, the result is that of its read.
     ///
-    /// Errors: why there is no more although the range has not ended; `NoMemory`; the file could not be read. Each
-    /// leaves the reader where it is. `length` must not be 0.
+    /// Errors: the spool ended before the range did; `NoMemory`; the file could not be read. None of them moves the
+    /// reader. `length` must not be 0.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, length: usize) -> Poll<Result<Option<Bytes>, SpoolError>> {
         assert!(length > 0, "nothing is asked for");
         loop {
@@ -73,12 +73,12 @@ impl SpoolReader {
         }
     }
 
-    /// As [`SpoolReader::poll_read`]. Dropped before it is ready, it has read nothing.
+    /// As [`SpoolReader::poll_read`]. If dropped before it is ready, it has read nothing.
     pub async fn read(&mut self, length: usize) -> Result<Option<Bytes>, SpoolError> {
         poll_fn(|cx| self.poll_read(cx, length)).await
     }
 
-    /// Reads what is in memory of a piece of the file; `None` = a thread reads it now.
+    /// Reads the part of the file's piece that is in the page cache; `None` if a thread reads it now.
     fn read_file(&mut self, file: &File, offset: u64, length: usize) -> Option<io::Result<Bytes>> {
         let missed = match file.look(offset, length) {
             Ok(CachedRead::Found(bytes)) => return Some(Ok(bytes)),
@@ -94,14 +94,14 @@ impl SpoolReader {
         }
     }
 
-    /// What was found, of which there is something.
+    /// Accepts the result of a read, which must not be empty.
     fn take(&mut self, read: io::Result<Bytes>) -> Result<Option<Bytes>, SpoolError> {
         let error = match read {
             Ok(bytes) if !bytes.is_empty() => {
                 self.offset += bytes.len() as u64;
                 return Ok(Some(bytes));
             }
-            // Somebody has cut the file off.
+            // The file was truncated by another program.
             Ok(_) => io::ErrorKind::UnexpectedEof.into(),
             Err(error) if error.kind() == io::ErrorKind::OutOfMemory => return Err(SpoolError::NoMemory),
             Err(error) => error,

@@ -1,6 +1,6 @@
-//! What the writer of a spool, its readers and the task that fills the file have in common.
+//! State shared by a spool's writer, its readers and the task that writes the file.
 //!
-//! All of it belongs to one loop. Whoever is to go on is woken when nothing is borrowed any more.
+//! All of it belongs to one loop. Wakers are called while nothing is borrowed.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
@@ -15,44 +15,44 @@ use gale_runtime::{Buffer, Bytes, File, Lease, PoolError, TaskId, ThreadPool, ab
 use super::temp_file::{TempFile, TempName};
 use super::{SpoolError, SpoolOptions, store};
 
-/// Copies are gathered in leases of this size.
+/// Size of the leases that gather copies.
 pub(super) const CHUNK_BYTES: usize = 16 * 1024;
 
-/// Pieces that are shorter are copied: they may belong to memory that is much larger.
+/// Shorter pieces are copied, since they may refer to much larger memory.
 pub(super) const COPIED_BELOW: usize = 4 * 1024;
 
-/// A write begins when so much waits for it, or when no more comes: a thread is woken for each.
+/// Bytes for which a write begins, unless the spool has ended. Each write wakes a thread.
 pub(super) const WRITE_BYTES_MIN: usize = 64 * 1024;
 
-/// How much may wait to be in the file, the write in flight included, before the writer waits. While one half is being
-/// written the other one gathers.
+/// Bytes that may wait to be in the file, including the write in flight. While one half is being written the other one
+/// fills.
 pub(super) const QUEUED_BYTES_MAX: usize = 128 * 1024;
 
-// What is still gathered is not written: it must not fill the queue alone.
+// Gathered bytes are not written yet, so they must not fill the queue alone.
 const _: () = assert!(WRITE_BYTES_MIN + CHUNK_BYTES <= QUEUED_BYTES_MAX);
 
-/// Whether more comes.
+/// State of the source.
 pub(super) enum Source {
     Open,
     Whole,
     Failed(SpoolError),
 }
 
-/// How far the file is.
+/// State of the file.
 enum Storage {
     /// Memory has had room for everything.
     NotNeeded,
-    /// This task fills it.
+    /// This task writes it.
     Runs(TaskId),
-    /// All of it is there, or nothing more is written because the source has failed.
+    /// Everything was written, or nothing more is written because the source has failed.
     Ended,
     Failed(FileError),
 }
 
-/// Pieces of memory that follow each other.
+/// Consecutive pieces in memory.
 #[derive(Default)]
 struct Pieces {
-    /// With the offset at which each begins.
+    /// Pieces with their offsets.
     pieces: VecDeque<(u64, Bytes)>,
 }
 
@@ -63,7 +63,7 @@ impl Pieces {
         }
     }
 
-    /// What one of the pieces has from this offset on.
+    /// The part of a piece from this offset on.
     fn find(&self, offset: u64) -> Option<Bytes> {
         let following = self.pieces.partition_point(|(begin, _)| *begin <= offset);
         let (begin, piece) = self.pieces.get(following.checked_sub(1)?)?;
@@ -71,7 +71,7 @@ impl Pieces {
         Some(piece.slice(skipped..))
     }
 
-    /// Takes off those that lie before this offset as a whole.
+    /// Removes the pieces that end before this offset.
     fn take_before(&mut self, offset: u64) -> VecDeque<(u64, Bytes)> {
         let is_before = |(begin, piece): &(u64, Bytes)| begin + piece.len() as u64 <= offset;
         let count = self.pieces.iter().take_while(|piece| is_before(piece)).count();
@@ -90,58 +90,58 @@ impl Pieces {
 
 /// The file of a spool.
 struct SpoolFile {
-    /// `None` while it is being finished and nobody can read.
+    /// `None` while it is being finished and there can be no reader.
     file: Option<File>,
     path: Arc<Path>,
-    /// There while it has a name that goes with it.
+    /// Present while the file has a name that is removed with it.
     name: Option<TempName>,
 }
 
 struct State {
-    /// The end that is written to is there, at least to wait for the file.
+    /// `true` while the write end exists, even if it only waits for the file.
     has_writer: bool,
     source: Source,
     storage: Storage,
-    /// Of all that was appended.
+    /// Bytes appended so far.
     length: u64,
-    /// The beginning, which stays in memory: so many bytes, of which the last may still be in `chunk`.
+    /// The beginning, which stays in memory; its last bytes may still be in `chunk`.
     kept: Pieces,
     kept_length: u64,
-    /// How much of what follows is in the file.
+    /// Bytes after the kept part that are in the file.
     stored: u64,
     file: Option<SpoolFile>,
-    /// What follows that; the write in flight has its beginning, too.
+    /// The bytes after those; they include the write in flight.
     queued: Pieces,
-    /// What is being gathered: the end of all, to be kept or queued.
+    /// Bytes being gathered: the newest ones, to be kept or queued.
     chunk: Buffer,
     writer: Option<Waker>,
     store: Option<Waker>,
-    /// Of readers that wait for more, each once.
+    /// Wakers of readers that wait for more, each once.
     readers: Vec<Waker>,
 }
 
-/// See the file's head.
+/// State shared by a spool's ends and its task.
 pub(super) struct Shared {
     options: SpoolOptions,
     state: RefCell<State>,
 }
 
-/// Where what a reader wants is found.
+/// Place of the bytes that a reader wants.
 pub(super) enum Found {
     /// At least one byte.
     Memory(Bytes),
-    /// So many bytes are in the file, at this offset of it.
+    /// Bytes in the file, at this offset of it.
     File { file: File, offset: u64, length: u64 },
-    /// There is no more, and no more comes.
+    /// The end of the spool.
     End,
 }
 
-/// What the task that fills the file does next.
+/// Next step of the task that writes the file.
 pub(super) enum Next {
     Write(Vec<Bytes>),
-    /// All of it is in the file.
+    /// Everything is in the file.
     Complete,
-    /// Nobody wants more of it to be there.
+    /// Nothing more needs to be in the file.
     GiveUp,
 }
 
@@ -206,11 +206,11 @@ impl Shared {
             copied = state.copy(queued);
         }
         self.wake_for_more(state);
-        // Only a lease that was refused is an error.
+        // The only possible error is a refused lease.
         copied.map_err(|_| self.refuse(SpoolError::NoMemory))
     }
 
-    /// Whether so much may be appended.
+    /// Checks that this many bytes may be appended.
     fn admit(&self, length: usize) -> Result<(), SpoolError> {
         let state = self.state.borrow();
         if let Source::Failed(error) = &state.source {
@@ -234,7 +234,7 @@ impl Shared {
         self.begin_storage(&mut self.state.borrow_mut());
     }
 
-    /// From now on what comes goes to the file.
+    /// Directs later bytes to the file.
     fn begin_storage(self: &Rc<Self>, state: &mut State) {
         if matches!(state.storage, Storage::NotNeeded) {
             state.close_chunk();
@@ -242,7 +242,7 @@ impl Shared {
         }
     }
 
-    /// Wakes those who have waited for what was appended.
+    /// Wakes the readers, and the writing task if a write is due.
     fn wake_for_more(&self, mut state: RefMut<'_, State>) {
         let readers = std::mem::take(&mut state.readers);
         let store = if state.is_write_due() { state.store.take() } else { None };
@@ -250,7 +250,7 @@ impl Shared {
         readers.into_iter().chain(store).for_each(Waker::wake);
     }
 
-    /// Whether the end that is written to is there, at least to wait for the file.
+    /// `true` while the write end exists, even if it only waits for the file.
     pub fn has_writer(&self) -> bool {
         self.state.borrow().has_writer
     }
@@ -259,12 +259,12 @@ impl Shared {
         self.state.borrow_mut().has_writer = false;
     }
 
-    /// Whether more may come.
+    /// `true` if more may come.
     pub fn is_open(&self) -> bool {
         matches!(self.state.borrow().source, Source::Open)
     }
 
-    /// Nothing more comes, unless that was so before.
+    /// Marks the end, unless it was marked before.
     pub fn end(&self, source: Source) {
         let mut state = self.state.borrow_mut();
         if !matches!(state.source, Source::Open) {
@@ -284,7 +284,7 @@ impl Shared {
         readers.into_iter().chain(others.into_iter().flatten()).for_each(Waker::wake);
     }
 
-    /// Waits until what does not stay in memory is in the file.
+    /// Waits until everything that does not stay in memory is in the file.
     pub fn poll_stored(&self, cx: &mut Context<'_>) -> Poll<Result<(), SpoolError>> {
         let mut state = self.state.borrow_mut();
         match (&state.source, &state.storage) {
@@ -299,7 +299,7 @@ impl Shared {
     }
 }
 
-/// For whoever wants to know.
+/// For inspection.
 impl Shared {
     pub fn length(&self) -> u64 {
         self.state.borrow().length
@@ -323,7 +323,7 @@ impl Shared {
             return Ok(());
         }
         let mut whole = Buffer::new();
-        // Only a lease that was refused is an error.
+        // The only possible error is a refused lease.
         whole.spare(state.kept.bytes()).map_err(|_| SpoolError::NoMemory)?;
         for (_, piece) in &state.kept.pieces {
             whole.append(piece).map_err(|_| SpoolError::NoMemory)?;
@@ -355,7 +355,7 @@ impl Shared {
         name.into_iter().for_each(TempName::keep);
     }
 
-    /// The file has another name, which it keeps.
+    /// Notes the file's new name, which it keeps.
     pub fn note_renamed(&self, to: &Path) {
         self.keep_name();
         if let Some(file) = &mut self.state.borrow_mut().file {
@@ -363,7 +363,7 @@ impl Shared {
         }
     }
 
-    /// The pool whose threads do what has to be done with the file.
+    /// Pool for file operations.
     pub fn pool(&self) -> ThreadPool {
         self.options.pool.clone().unwrap_or_else(default_pool)
     }
@@ -375,8 +375,7 @@ impl Shared {
 
 /// For readers.
 impl Shared {
-    /// Where the bytes from this offset on are, of which so many are wanted; waits for them. Errors: the source has
-    /// failed before them; `NoMemory`.
+    /// Finds up to `wanted` bytes at this offset; waits for them. Errors: the source failed before them; `NoMemory`.
     pub fn poll_find(&self, cx: &mut Context<'_>, offset: u64, wanted: usize) -> Poll<Result<Found, SpoolError>> {
         let mut state = self.state.borrow_mut();
         if let Some(found) = state.find(offset, wanted)? {
@@ -394,7 +393,7 @@ impl Shared {
     }
 }
 
-/// For the task that fills the file.
+/// For the task that writes the file.
 impl Shared {
     pub fn set_file(&self, file: TempFile) {
         let TempFile { file, path, name } = file;
@@ -402,7 +401,7 @@ impl Shared {
         state.file = Some(SpoolFile { file: Some(file), path, name });
     }
 
-    /// What there is to do when nothing is in flight.
+    /// Next step when nothing is in flight.
     pub fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Next> {
         let mut state = self.state.borrow_mut();
         let next = match state.source {
@@ -420,7 +419,7 @@ impl Shared {
         Poll::Ready(next)
     }
 
-    /// So much is in the file by now.
+    /// Notes the bytes that are in the file.
     pub fn note_stored(&self, stored: u64) {
         let mut state = self.state.borrow_mut();
         state.stored = stored;
@@ -432,13 +431,13 @@ impl Shared {
         drop(spent);
     }
 
-    /// Leaves the file to its writer alone until that is done with it.
+    /// Leaves the file to its writer until the writer has finished.
     pub fn release_file(&self) {
         let released = self.state.borrow_mut().file.as_mut().and_then(|own| own.file.take());
         drop(released);
     }
 
-    /// All of it is in the file, which knows its size now.
+    /// Notes that everything is in the file, which now has its final size.
     pub fn complete(&self, file: File) {
         let mut state = self.state.borrow_mut();
         state.storage = Storage::Ended;
@@ -447,7 +446,7 @@ impl Shared {
         drop(growing);
     }
 
-    /// Nothing more gets into the file. What waits for that stays in memory, to be read.
+    /// Stops using the file after an error. Unwritten bytes stay in memory to be read.
     pub fn storage_failed(&self, error: FileError) {
         let mut state = self.state.borrow_mut();
         if matches!(state.source, Source::Open) {
@@ -457,7 +456,7 @@ impl Shared {
         self.wake_all(state);
     }
 
-    /// The task has ended, and should have said how.
+    /// Handles a task that ended without reporting an outcome.
     pub fn storage_is_gone(&self) {
         if matches!(self.state.borrow().storage, Storage::Runs(_)) {
             let path = self.path().unwrap_or_else(|| self.options.place.directory().into());
@@ -467,10 +466,10 @@ impl Shared {
 }
 
 impl State {
-    /// How much more may be kept in memory.
+    /// Room left in the part that is kept in memory.
     fn memory_room(&self, memory_max: usize) -> usize {
         match self.storage {
-            // No more than a `usize` was kept.
+            // `kept_length` fits a `usize`.
             Storage::NotNeeded => memory_max - self.kept_length as usize,
             Storage::Runs(_) | Storage::Ended | Storage::Failed(_) => 0,
         }
@@ -485,14 +484,13 @@ impl State {
         self.queued_bytes() < QUEUED_BYTES_MAX
     }
 
-    /// Whether there is enough to write, or anything at the end.
+    /// `true` if there are enough bytes for a write, or any at the end.
     fn is_write_due(&self) -> bool {
         let bytes_min = if matches!(self.source, Source::Whole) { 1 } else { WRITE_BYTES_MIN };
         self.queued.bytes() >= bytes_min
     }
 
-    /// Copies what is to be kept, or, when the file is needed, to be queued. Errors: `OutOfMemory` at the hard limit of
-    /// leases.
+    /// Copies bytes to be kept, or queued once the file is needed. Errors: `OutOfMemory` at the hard limit of leases.
     fn copy(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -510,7 +508,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes a piece of what was gathered.
+    /// Turns the gathered bytes into a piece.
     fn close_chunk(&mut self) {
         if let Some(lease) = self.chunk.take_lease() {
             let begin = self.length - lease.len() as u64;
@@ -518,7 +516,7 @@ impl State {
         }
     }
 
-    /// Adds a piece behind all that there is.
+    /// Appends a piece.
     fn push(&mut self, piece: Bytes) {
         let begin = self.length;
         self.length += piece.len() as u64;
@@ -539,7 +537,7 @@ impl State {
         }
         let chunk_begin = self.length - self.chunk.len() as u64;
         if (chunk_begin..self.length).contains(&offset) {
-            // Only its bytes can be had: more is written to its memory.
+            // Copied, because more is written to the same memory.
             let bytes = &self.chunk.readable()[(offset - chunk_begin) as usize..];
             let copy = Lease::copy_of(&bytes[..bytes.len().min(wanted)]).map_err(|_| SpoolError::NoMemory)?;
             return Ok(Some(Found::Memory(copy.freeze())));
@@ -556,7 +554,7 @@ impl State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        // What it holds goes with it; a write that a thread has begun is done.
+        // A write that a thread has begun is completed; everything else is dropped.
         if let Storage::Runs(task) = self.storage {
             abort(task);
         }

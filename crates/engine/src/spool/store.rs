@@ -1,4 +1,4 @@
-//! The task that fills a spool's file. It lives as long as the spool is there and something may have to be written.
+//! Task that writes a spool's file. It lives while the spool exists and may have to write.
 
 use std::future::poll_fn;
 use std::rc::{Rc, Weak};
@@ -11,7 +11,7 @@ use gale_runtime::files::{FileError, Writer};
 use super::state::{Next, Shared};
 use super::temp_file::TempFile;
 
-/// Creates the file and writes what is queued until all of it is there.
+/// Creates the file and writes queued bytes until all are there.
 pub(super) async fn store(spool: Weak<Shared>) {
     let spool = Storing { spool };
     if let Err(error) = fill(&spool).await {
@@ -19,21 +19,21 @@ pub(super) async fn store(spool: Weak<Shared>) {
     }
 }
 
-/// A spool that is being stored. It is not kept by this: it ends the task when it goes.
+/// Weak reference to the spool: when the spool is dropped, it aborts the task.
 struct Storing {
     spool: Weak<Shared>,
 }
 
 impl Storing {
-    /// Calls `f` with the spool, if it is still there.
+    /// Calls `f` with the spool, if it still exists.
     fn with<T>(&self, f: impl FnOnce(&Shared) -> T) -> Option<T> {
         self.spool.upgrade().map(|spool| f(&spool))
     }
 }
 
 impl Storing {
-    /// Where its writer alone has the spool and waits for the end, nobody can read meanwhile. The file is then given to
-    /// who finishes it: shared, it would need a second descriptor to know its size.
+    /// Releases the file if the spool's only owner is its writer, which waits for the end, so nothing can read it.
+    /// A shared file would need a second descriptor to learn its size when it is finished.
     fn release_file(&self) {
         if let Some(spool) = self.spool.upgrade()
             && spool.has_writer()
@@ -46,7 +46,7 @@ impl Storing {
 
 impl Drop for Storing {
     fn drop(&mut self) {
-        // Nobody is left waiting for a task that has panicked.
+        // Reports a panic of the task, so that neither end waits for it.
         self.with(Shared::storage_is_gone);
     }
 }
@@ -75,7 +75,7 @@ async fn fill(spool: &Storing) -> Result<(), FileError> {
 }
 
 async fn write(writer: &mut Writer, pieces: Vec<Bytes>) -> Result<(), FileError> {
-    // Nothing is in flight. One call writes them all: a thread is woken for each.
+    // Nothing is in flight. One call writes all pieces, because each call wakes a thread.
     poll_fn(|cx| writer.poll_ready(cx)).await?;
     writer.push_all(pieces);
     writer.flush().await

@@ -1,7 +1,7 @@
-//! Files that a spool makes: where they come to be, what they are called, and who takes the name away.
+//! Files of spools: their places, names and removal.
 //!
-//! A name is never opened twice: one that is taken is passed over. Only this user may read the file (mode 0600) and the
-//! directories on the way to it (0700). Everything here that touches a directory is the work of a pool's thread.
+//! An existing name is skipped, never opened. Only this user may access the file (mode 0600) and the directories
+//! created for it (0700). All directory operations run on a pool's threads.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,32 +12,32 @@ use gale_runtime::files::{FileError, create_directories_blocking, likely_device,
 use gale_runtime::{File, OpenFlags, ThreadPool};
 use smallvec::SmallVec;
 
-/// How many names are tried. They are random: a second one is hardly ever needed.
+/// Names that are tried. They are random, so a second attempt is rare.
 const NAMES_MAX: u32 = 100;
 
-/// A directory for temporary files, as `client_body_temp_path PATH [LEVEL [LEVEL [LEVEL]]]` names it.
+/// A directory for temporary files, from `client_body_temp_path PATH [LEVEL [LEVEL [LEVEL]]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TempPath {
     /// The directory.
     pub path: Arc<Path>,
-    /// How many characters of the file's number name each level of directories.
+    /// Number of characters of the file's number in each directory level.
     pub levels: SmallVec<[u8; 3]>,
 }
 
-/// Where a spool's file comes to be.
+/// Place of a spool's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpoolPath {
-    /// In a directory for temporary files. It has no name once it is open, so that nothing is left behind.
+    /// In a directory for temporary files. Its name is removed once it is open, so nothing is left behind.
     Unnamed(TempPath),
-    /// In a directory for temporary files, with a name that goes with the spool unless it is kept.
+    /// In a directory for temporary files, with a name that is removed with the spool unless it is kept.
     Named(TempPath),
-    /// Beside the file that it is to become, as `NAME.0000012345`: on the same file system, whatever is mounted where.
-    /// The name goes with the spool unless it is kept or changed.
+    /// Beside the file that it will become, as `NAME.0000012345`, and so on the same file system whatever is mounted.
+    /// The name is removed with the spool unless it is kept or changed.
     Beside(PathBuf),
 }
 
 impl SpoolPath {
-    /// The directory in which files come to be, or in which their levels of directories are.
+    /// Directory of the files, or of their directory levels.
     pub(super) fn directory(&self) -> &Path {
         match self {
             SpoolPath::Unnamed(temp_path) | SpoolPath::Named(temp_path) => &temp_path.path,
@@ -45,8 +45,8 @@ impl SpoolPath {
         }
     }
 
-    /// The path of the file with this number; ten digits, as nginx writes it. Of a directory with levels the last
-    /// digits name these: with levels 1 and 2, number 12345 is `PATH/5/34/0000012345`.
+    /// Path of the file with this number, in ten digits as in nginx. Directory levels are named by the last digits:
+    /// with levels 1 and 2, number 12345 is `PATH/5/34/0000012345`.
     fn path(&self, number: u32) -> PathBuf {
         let digits = format!("{number:010}");
         match self {
@@ -75,15 +75,15 @@ impl SpoolPath {
 pub(super) struct TempFile {
     pub file: File,
     pub path: Arc<Path>,
-    /// There while the file has a name.
+    /// Present while the file has a name.
     pub name: Option<TempName>,
 }
 
 impl TempFile {
-    /// Creates a file. Dropped before it is ready, this leaves none. Errors: open(2)'s, mkdir(2)'s, unlink(2)'s and the
-    /// pool's.
+    /// Creates a file. If this future is dropped before it is ready, it leaves none. Errors: those of open(2),
+    /// mkdir(2), unlink(2) and the pool.
     pub async fn create(place: &SpoolPath, pool: &ThreadPool) -> Result<TempFile, FileError> {
-        // 32 bits: the name has ten digits.
+        // 32 bits, because the name has ten digits.
         let number = gale_runtime::random_u64() as u32;
         let directory = place.directory().to_owned();
         let line = likely_device(&directory).writes();
@@ -96,7 +96,7 @@ impl TempFile {
     }
 }
 
-/// Creates a file that nobody else can open.
+/// Creates a file that other users cannot open.
 fn create_blocking(place: &SpoolPath, number: u32, pool: &ThreadPool) -> Result<TempFile, FileError> {
     let new = OpenFlags { write: true, create: Some(0o600), exclusive: true, no_access_time: true, ..OpenFlags::READ };
     let mut attempts = 0;
@@ -105,7 +105,7 @@ fn create_blocking(place: &SpoolPath, number: u32, pool: &ThreadPool) -> Result<
         let path: Arc<Path> = place.path(number.wrapping_add(attempts)).into();
         match open_blocking(&path, new) {
             Ok(file) => {
-                // From the first moment on: nobody may want it any more when it is there.
+                // Created at once, because the file may be unwanted by the time it is open.
                 let name = TempName { path: Arc::clone(&path), pool: pool.clone(), is_kept: false };
                 let name = match place {
                     SpoolPath::Named(_) | SpoolPath::Beside(_) => Some(name),
@@ -115,7 +115,7 @@ fn create_blocking(place: &SpoolPath, number: u32, pool: &ThreadPool) -> Result<
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempts < NAMES_MAX => attempts += 1,
             Err(error) if error.kind() == io::ErrorKind::NotFound && !made_directories => {
-                // The levels of directories come into being when they are needed first.
+                // Directory levels are created when they are first needed.
                 create_directories_blocking(path.parent().expect("it lies in a directory"), 0o700)?;
                 made_directories = true;
             }
@@ -124,7 +124,7 @@ fn create_blocking(place: &SpoolPath, number: u32, pool: &ThreadPool) -> Result<
     }
 }
 
-/// The name of a file, which a thread takes away when this goes.
+/// Name of a file, which a thread removes on drop.
 #[derive(Debug)]
 pub(super) struct TempName {
     path: Arc<Path>,
@@ -133,7 +133,7 @@ pub(super) struct TempName {
 }
 
 impl TempName {
-    /// The file is to have this name, or another one by now.
+    /// Keeps the name, or the one that it was changed to.
     pub fn keep(mut self) {
         self.is_kept = true;
     }
@@ -148,7 +148,7 @@ impl Drop for TempName {
     fn drop(&mut self) {
         if !self.is_kept {
             let path = Arc::clone(&self.path);
-            // Refused, the file stays behind: nothing else is left to try.
+            // If the pool refuses the task, the file is left behind.
             let _ = self.pool.detach(likely_device(&path).writes(), move || drop(std::fs::remove_file(&path)));
         }
     }

@@ -1,8 +1,9 @@
-//! The backlog of a loop: bytes of all spill queues that wait for their files, beyond the memory of each queue.
+//! Backlog of a loop: bytes of all spill queues that wait for their files, beyond the memory of each queue.
 //!
-//! Many slow clients of a slow disk would else hold as much each as one may hold. Beyond [`max`] a queue has room for
-//! its own memory alone, so its server waits for its client. Then everything that waits is written, however little each
-//! queue has, and when half of it is written, the queues that were refused look again. Invariant: while there is one
+//! It bounds the memory used by many slow clients on a slow disk. Beyond [`max`] a queue only has room for its own
+//! memory, so its server waits for its client. Then all waiting bytes are written, however few each queue has, and when
+//! half of them are written, the refused queues check again. Invariant: while a queue is refused, more than half of the
+//! bound is waiting.
 //! that was refused, more than half of the bound waits.
 
 use std::cell::{Cell, RefCell};
@@ -12,28 +13,28 @@ use gale_runtime::leased_bytes_max;
 
 use super::state::Shared;
 
-/// More than this a disk need not have waiting to be busy, in bytes.
+/// Waiting bytes that suffice to keep a disk busy.
 const USEFUL_BYTES_MAX: usize = 64 << 20;
 
 thread_local! {
     static BYTES: Cell<usize> = const { Cell::new(0) };
     /// Queues whose writers wait for the backlog.
     static REFUSED: RefCell<Vec<Weak<Shared>>> = const { RefCell::new(Vec::new()) };
-    /// Queues of which so little waits that it is not written before more comes.
+    /// Queues with too few waiting bytes for a write.
     static SMALL: RefCell<Vec<Weak<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The bound, in bytes: half of the loop's leases, which is an eighth of the memory for all loops together.
+/// The bound in bytes: half of the loop's leases, which is an eighth of the memory for all loops together.
 fn max() -> usize {
     (leased_bytes_max() / 2).min(USEFUL_BYTES_MAX)
 }
 
-/// Whether more may wait.
+/// `true` if more bytes may wait.
 pub(super) fn has_room() -> bool {
     BYTES.get() < max() && REFUSED.with_borrow(Vec::is_empty)
 }
 
-/// A queue was refused room: it is called when there is some, and everything that waits is written.
+/// Registers a queue that was refused room. It is woken when there is room, and all waiting bytes are written.
 pub(super) fn refuse(queue: Weak<Shared>) {
     REFUSED.with_borrow_mut(|refused| refused.push(queue));
     for small in SMALL.take().iter().filter_map(Weak::upgrade) {
@@ -41,11 +42,11 @@ pub(super) fn refuse(queue: Weak<Shared>) {
     }
 }
 
-/// Lists a queue of which too little waits to be written now.
+/// Registers a queue with too few waiting bytes for a write.
 pub(super) fn list_small(queue: Weak<Shared>) {
     SMALL.with_borrow_mut(|small| {
         if small.len() == small.capacity() {
-            // Those that have ended, before the list grows.
+            // Removes ended queues before the list grows.
             small.retain(|queue| queue.strong_count() > 0);
             small.reserve(small.len() + 16);
         }
@@ -53,18 +54,18 @@ pub(super) fn list_small(queue: Weak<Shared>) {
     });
 }
 
-/// A queue's part of the backlog.
+/// A queue's share of the backlog.
 #[derive(Default)]
 pub(super) struct Part(usize);
 
 impl Part {
-    /// Some bytes of the queue wait.
+    /// `true` if bytes of the queue are waiting.
     pub fn is_some(&self) -> bool {
         self.0 > 0
     }
 
-    /// The queue has so many bytes waiting now. Returns the queues that are to look again; the caller wakes their
-    /// writers when it has borrowed nothing.
+    /// Sets the queue's waiting bytes. Returns the queues that should check again; the caller wakes their writers once
+    /// it holds no borrow.
     #[must_use]
     pub fn set(&mut self, bytes: usize) -> Vec<Weak<Shared>> {
         let all = BYTES.get() - self.0 + bytes;
@@ -84,7 +85,7 @@ pub(super) fn wake(queues: Vec<Weak<Shared>>) {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // A loop that ends takes those that wait with it.
+        // Refused queues of a loop that ends are dropped with it.
         let queues = self.set(0);
         wake(queues);
     }

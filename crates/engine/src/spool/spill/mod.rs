@@ -1,5 +1,5 @@
-//! A spill queue: bytes pass from one writer to one reader, in order, through memory of a fixed size, and through a
-//! file when the reader is slow.
+//! A spill queue: passes bytes from one writer to one reader, in order, through a fixed amount of memory, and through a
+//! file if the reader is slow.
 //!
 //! ```text
 //!            oldest                                                      newest
@@ -7,18 +7,16 @@
 //!              … memory_max                              … 128 KiB beyond, waits for the file
 //! ```
 //!
-//! The queue forgets what was read: its memory is used again, and so is the file, from its start, when the reader has
-//! all of it and nobody sends or reads a piece of it any more. While memory has room nothing is written. When memory is
-//! full, the newest bytes go to the file, up to `file_max`; when that is full, too, the writer waits for the reader.
+//! The queue forgets what was read: memory is reused, and so is the file, from its start, once the reader has all of it
+//! and no piece of it is being sent or read. Nothing is written while memory has room. When memory is full, the newest
+//! bytes go to the file, up to `file_max`; when that is full as well, the writer waits for the reader.
 //!
-//! All queues of a loop share a bound for the bytes that wait for their files (`backlog.rs`). Beyond it a queue has its
-//! own memory alone.
+//! All queues of a loop share a bound for bytes that wait for their files (`backlog.rs`). Beyond it a queue only has
+//! its own memory. A failing disk loses no data: unwritten bytes are still in memory, and the queue continues without
+//! the file. A slow disk delays the writer, and the reader only if it needs bytes from the file.
 //!
-//! A disk that fails loses nothing and stops nobody: what could not be written is still in memory, and the queue goes
-//! on without the file. A slow disk delays the writer, and the reader only if it wants what is in the file.
-//!
-//! It belongs to one loop, which never waits for the file. A [`Spool`](super::Spool) is for what is read again, or by
-//! several.
+//! It belongs to one loop, which never blocks on the file. For data that is read again or by several readers, see
+//! [`Spool`](super::Spool).
 
 mod backlog;
 mod state;
@@ -39,39 +37,38 @@ use self::state::Shared;
 use super::state::Source;
 use super::{SpoolError, SpoolPath};
 
-/// How a spill queue is set up.
+/// Options of a spill queue.
 #[derive(Clone, Debug)]
 pub struct SpillOptions {
-    /// How many bytes are in memory before the file is used; with a file up to 128 KiB and one piece more, which wait
-    /// to be written.
+    /// Bytes in memory before the file is used. With a file, up to 128 KiB and one more piece may wait to be written.
     pub memory_max: usize,
-    /// How long the file may become, in bytes; 0 for none: the queue is in memory alone.
+    /// Largest size of the file in bytes; 0 for a queue in memory only.
     pub file_max: u64,
-    /// Where the file comes to be when it is needed first.
+    /// Place of the file, which is created when it is first needed.
     pub place: SpoolPath,
-    /// Whose threads do what has to be done with the file; without one those of the pool `default` do.
+    /// Pool for file operations; `None` for the pool `default`.
     pub pool: Option<ThreadPool>,
 }
 
-/// A piece that a reader of a spill queue gets: at least one byte.
+/// A piece of a spill queue: at least one byte.
 #[derive(Clone, Debug)]
 pub enum SpillItem {
     /// Bytes in memory.
     Bytes(Bytes),
-    /// A piece of the file: to be sent, or read through a pool. The file is not written over before each of these and
-    /// its clones is gone.
+    /// A piece of the file, to be sent, or read through a pool. The file is not overwritten before all of these pieces
+    /// and their clones are dropped.
     File {
-        /// The file. Its metadata are those of an empty one.
+        /// The file. Its metadata are those of an empty file.
         file: File,
-        /// Where the piece begins, in bytes.
+        /// Offset of the piece in bytes.
         offset: u64,
-        /// How long it is, in bytes.
+        /// Length in bytes.
         length: u64,
     },
 }
 
 impl SpillItem {
-    /// How long it is, in bytes.
+    /// Length in bytes.
     pub fn length(&self) -> u64 {
         match self {
             SpillItem::Bytes(bytes) => bytes.len() as u64,
@@ -80,19 +77,19 @@ impl SpillItem {
     }
 }
 
-/// The end that is written to. Dropped before [`SpillQueue::finish`], it has broken off, and the reader is told so.
+/// Write end. If dropped before [`SpillQueue::finish`], it breaks off, and the reader gets an error.
 pub struct SpillQueue {
     shared: Rc<Shared>,
 }
 
 impl SpillQueue {
-    /// An empty queue and its reader. It creates no file yet.
+    /// An empty queue with its reader, without a file yet.
     pub fn new(options: SpillOptions) -> (SpillQueue, SpillReader) {
         let shared = Rc::new(Shared::new(options));
         (SpillQueue { shared: Rc::clone(&shared) }, SpillReader { shared })
     }
 
-    /// Waits until there is room for a piece. There always is when the reader has all, and when it has gone.
+    /// Waits for room for a piece. There always is room once the reader has everything, or has been dropped.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.shared.poll_ready(cx)
     }
@@ -102,44 +99,44 @@ impl SpillQueue {
         poll_fn(|cx| self.poll_ready(cx)).await
     }
 
-    /// Free room in bytes. A longer piece is taken, too, if there is any room.
+    /// Free room in bytes. Any room suffices for a longer piece, too.
     pub fn room_bytes(&self) -> usize {
         self.shared.room_bytes()
     }
 
-    /// Takes a piece, for which there must be room: once after [`SpillQueue::poll_ready`] has said so. The memory that
-    /// it is a piece of should not be much larger than the piece; short ones are gathered in copies. What comes after
-    /// the reader has gone is dropped.
+    /// Appends a piece. There must be room: call it once after each [`SpillQueue::poll_ready`]. The memory behind the
+    /// piece should not be much larger than the piece; short ones are copied together. After the reader was dropped,
+    /// pieces are discarded.
     pub fn append(&mut self, piece: Bytes) {
         self.shared.append(piece);
     }
 
-    /// How many bytes of it are in memory.
+    /// Bytes in memory.
     pub fn memory_bytes(&self) -> usize {
         self.shared.memory_bytes()
     }
 
-    /// How many bytes of it are in the file.
+    /// Bytes in the file.
     pub fn file_bytes(&self) -> u64 {
         self.shared.file_bytes()
     }
 
-    /// The path of its file, once that was created, whether it still has the name or not.
+    /// Path at which the file was created, even if that name was removed; `None` before.
     pub fn path(&self) -> Option<Arc<Path>> {
         self.shared.path()
     }
 
-    /// Why the file is not used any more, once: to be logged. The queue goes on without it.
+    /// The reason why the file is no longer used, once, for the log. The queue continues without it.
     pub fn take_failure(&mut self) -> Option<FileError> {
         self.shared.take_failure()
     }
 
-    /// Breaks off: the reader gets what there is, and then this reason.
+    /// Breaks off: the reader gets the existing bytes, then this error.
     pub fn fail(self, cause: io::Error) {
         self.shared.end(Source::Failed(SpoolError::BrokenOff(Arc::new(cause))));
     }
 
-    /// Nothing more comes. What is more than memory may hold still goes to the file.
+    /// Marks the end. Bytes beyond the memory still go to the file.
     pub fn finish(self) {
         self.shared.end(Source::Whole);
     }
@@ -158,14 +155,14 @@ impl fmt::Debug for SpillQueue {
     }
 }
 
-/// The end that is read from. Dropped, it lets the writer write to nobody.
+/// Read end. Once it is dropped, written bytes are discarded.
 pub struct SpillReader {
     shared: Rc<Shared>,
 }
 
 impl SpillReader {
-    /// The next item; `None` at the end. Waits for one if there is none yet. Errors: the writer has broken off, and all
-    /// that came before was read.
+    /// The next item; `None` at the end. Waits if there is none yet. Returns an error if the writer broke off and
+    /// everything before was read.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<SpillItem>, SpoolError>> {
         self.shared.poll_next(cx)
     }
@@ -175,12 +172,12 @@ impl SpillReader {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Whether nothing is left, and nothing more comes.
+    /// `true` if everything was read and nothing more comes.
     pub fn is_at_end(&self) -> bool {
         self.shared.is_at_end()
     }
 
-    /// How many bytes wait to be read.
+    /// Bytes waiting to be read.
     pub fn queued_bytes(&self) -> u64 {
         self.shared.memory_bytes() as u64 + self.shared.file_bytes()
     }

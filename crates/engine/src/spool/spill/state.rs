@@ -1,6 +1,6 @@
-//! What the writer of a spill queue, its reader and the task that fills the file have in common.
+//! State shared by a spill queue's writer, its reader and the task that writes the file.
 //!
-//! All of it belongs to one loop. Whoever is to go on is woken when nothing is borrowed any more.
+//! All of it belongs to one loop. Wakers are called while nothing is borrowed.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
@@ -19,20 +19,20 @@ use crate::spool::SpoolError;
 use crate::spool::state::{CHUNK_BYTES, COPIED_BELOW, QUEUED_BYTES_MAX, Source, WRITE_BYTES_MIN};
 use crate::spool::temp_file::TempFile;
 
-/// Handles of a file of which no piece is being sent or read: the queue's and its writer's.
+/// Handles of a file that is not being sent or read: the queue's and its writer's.
 const OWN_HANDLES: usize = 2;
 
-/// How far the file is.
+/// State of the file.
 enum Storage {
     /// Memory has had room for everything.
     NotNeeded,
-    /// This task fills it.
+    /// This task writes it.
     Runs(TaskId),
-    /// Nothing more is written: the disk has failed, or nothing more comes that would have to be.
+    /// Nothing more is written: the disk has failed, or everything needed was written.
     Ended,
 }
 
-/// Pieces of memory that follow each other.
+/// Consecutive pieces in memory.
 #[derive(Default)]
 struct Pieces {
     pieces: VecDeque<Bytes>,
@@ -53,7 +53,7 @@ impl Pieces {
         Some(piece)
     }
 
-    /// Takes off this much of the beginning.
+    /// Removes `count` bytes from the beginning.
     fn take(&mut self, mut count: usize) -> Vec<Bytes> {
         let mut taken = Vec::new();
         while let Some(first) = self.pieces.front_mut().filter(|_| count > 0) {
@@ -68,7 +68,7 @@ impl Pieces {
         taken
     }
 
-    /// So many bytes of the beginning.
+    /// The first `count` bytes.
     fn copy_of(&self, mut count: usize) -> Vec<Bytes> {
         let mut copies = Vec::new();
         for piece in &self.pieces {
@@ -83,12 +83,12 @@ impl Pieces {
     }
 }
 
-/// A write that is in flight.
+/// A write in flight.
 #[derive(Clone, Copy)]
 struct Writing {
-    /// It empties the file first.
+    /// `true` if it first empties the file.
     from_start: bool,
-    /// So much of its beginning was read from memory meanwhile.
+    /// Bytes of its beginning that were meanwhile read from memory.
     read: usize,
 }
 
@@ -96,38 +96,39 @@ struct State {
     source: Source,
     storage: Storage,
     has_reader: bool,
-    /// The oldest.
+    /// The oldest bytes.
     head: Pieces,
-    /// What follows: where it lies in the file. Behind its end the file is written on.
+    /// The next bytes: their range in the file. Writes continue at its end.
     stored: Range<u64>,
-    /// What follows that; the write in flight has its beginning, too.
+    /// The newest bytes; they include those of the write in flight.
     tail: Pieces,
-    /// The end of the tail, which is being gathered.
+    /// End of the tail, which is still being gathered.
     chunk: Buffer,
     writing: Option<Writing>,
     file: Option<TempFile>,
-    /// Why the file is not used any more, until somebody was told.
+    /// The reason why the file is no longer used, until it was reported.
     failure: Option<FileError>,
-    /// The queue's part of the loop's backlog.
+    /// The queue's share of the loop's backlog.
     backlog: Part,
-    /// It is called when the backlog has room again.
+    /// `true` if it is registered to be woken when the backlog has room.
     is_refused: bool,
-    /// It is called when the backlog is full: too little of it waits to be written before.
+    /// `true` if it is registered to be written when the backlog is full, because too few bytes wait for a regular
+    /// write.
     is_listed: bool,
     writer: Option<Waker>,
     store: Option<Waker>,
     reader: Option<Waker>,
 }
 
-/// See the file's head.
+/// State shared by a spill queue's ends and its task.
 pub(super) struct Shared {
     options: SpillOptions,
     state: RefCell<State>,
 }
 
-/// What the task that fills the file does next.
+/// Next step of the task that writes the file.
 pub(super) enum Next {
-    /// Writes these pieces; from the start of the file, which is emptied, or where it has ended.
+    /// Write these pieces, at the start of the emptied file or at its end.
     Write { pieces: Vec<Bytes>, from_start: bool },
     /// Nothing is to be written any more.
     GiveUp,
@@ -170,7 +171,7 @@ impl Shared {
         Poll::Pending
     }
 
-    /// The backlog has room again.
+    /// Wakes the writer, because the backlog has room again.
     pub fn wake_writer(&self) {
         let mut state = self.state.borrow_mut();
         state.is_refused = false;
@@ -179,7 +180,7 @@ impl Shared {
         writer.into_iter().for_each(Waker::wake);
     }
 
-    /// Has what waits written, however little it is: the backlog is full.
+    /// Writes all waiting bytes, however few, because the backlog is full.
     pub fn write_now(self: &Rc<Self>) {
         let mut state = self.state.borrow_mut();
         state.is_listed = false;
@@ -196,16 +197,16 @@ impl Shared {
             drop(state);
             return;
         }
-        // Others may have filled the backlog since there was room.
+        // Checked without the backlog, which other queues may have filled since.
         assert!(state.has_room_beside(&self.options), "a piece is appended without room for it");
         state.push(piece);
-        // The backlog has grown: no queue has to look again.
+        // The backlog has grown, so no queue has to check again.
         let _ = state.count_backlog(&self.options);
         self.list_if_small(&mut state);
         self.begin_write(state);
     }
 
-    /// Nothing more comes, unless that was so before.
+    /// Marks the end, unless it was marked before.
     pub fn end(self: &Rc<Self>, source: Source) {
         let mut state = self.state.borrow_mut();
         if matches!(state.source, Source::Open) {
@@ -214,7 +215,7 @@ impl Shared {
         }
     }
 
-    /// Has the task write if something is to be written now, and wakes the reader for what has come.
+    /// Wakes the writing task if a write is due, and the reader if there are new bytes.
     fn begin_write(self: &Rc<Self>, mut state: RefMut<'_, State>) {
         let is_due = state.write_length(&self.options).is_some();
         if is_due && matches!(state.storage, Storage::NotNeeded) {
@@ -232,7 +233,7 @@ impl Shared {
     }
 }
 
-/// For whoever wants to know.
+/// For inspection.
 impl Shared {
     pub fn memory_bytes(&self) -> usize {
         self.state.borrow().memory_bytes()
@@ -247,7 +248,7 @@ impl Shared {
         self.state.borrow().file.as_ref().map(|file| Arc::clone(&file.path))
     }
 
-    /// The pool whose threads do what has to be done with the file.
+    /// Pool for file operations.
     pub fn pool(&self) -> ThreadPool {
         self.options.pool.clone().unwrap_or_else(default_pool)
     }
@@ -300,7 +301,7 @@ impl Shared {
     }
 }
 
-/// For the task that fills the file.
+/// For the task that writes the file.
 impl Shared {
     pub fn set_file(&self, file: TempFile) {
         let mut state = self.state.borrow_mut();
@@ -309,7 +310,7 @@ impl Shared {
         }
     }
 
-    /// What there is to do when nothing is in flight.
+    /// Next step when nothing is in flight.
     pub fn poll_write(self: &Rc<Self>, cx: &mut Context<'_>) -> Poll<Next> {
         let mut state = self.state.borrow_mut();
         if let Some(length) = state.write_length(&self.options) {
@@ -326,7 +327,7 @@ impl Shared {
         Poll::Pending
     }
 
-    /// Has the queue called when the backlog is full, if less of it waits than is written at once.
+    /// Registers the queue for a full backlog if too few bytes wait for a regular write.
     fn list_if_small(self: &Rc<Self>, state: &mut State) {
         let is_small = state.backlog.is_some() && state.write_length(&self.options).is_none();
         if is_small && !std::mem::replace(&mut state.is_listed, true) {
@@ -334,16 +335,16 @@ impl Shared {
         }
     }
 
-    /// So much of the write in flight is in the file.
+    /// Notes that bytes of the write in flight are in the file.
     pub fn note_stored(&self, stored: u64) {
         let mut state = self.state.borrow_mut();
         let Some(writing) = state.writing.take().filter(|_| state.has_reader) else { return };
         let begin = if writing.from_start { 0 } else { state.stored.end };
         let end = begin + stored;
-        // What the reader had from memory meanwhile lies before all that it has not read.
+        // Bytes that the reader meanwhile got from memory come before all unread bytes.
         let unread = stored.saturating_sub(writing.read as u64);
         state.stored = if state.stored.is_empty() { end - unread..end } else { state.stored.start..end };
-        // It was in memory.
+        // These bytes were in memory as well.
         let spent = state.tail.take(unread as usize);
         let refused = state.count_backlog(&self.options);
         let writer = if state.has_room(&self.options) { state.writer.take() } else { None };
@@ -353,7 +354,7 @@ impl Shared {
         drop(spent);
     }
 
-    /// Nothing more gets into the file. What waits for that stays in memory, to be read.
+    /// Stops using the file after an error. Unwritten bytes stay in memory to be read.
     pub fn storage_failed(&self, error: FileError) {
         let mut state = self.state.borrow_mut();
         state.storage = Storage::Ended;
@@ -374,7 +375,7 @@ impl Shared {
         backlog::wake(refused);
     }
 
-    /// The task has ended, and should have said how.
+    /// Handles a task that ended without reporting an outcome.
     pub fn storage_is_gone(&self) {
         if matches!(self.state.borrow().storage, Storage::Runs(_)) {
             let path = self.path().unwrap_or_else(|| self.options.place.directory().into());
@@ -388,13 +389,13 @@ impl State {
         self.head.bytes + self.tail.bytes + self.chunk.len()
     }
 
-    /// Whether the reader has all of the file, and nobody sends or reads a piece of it.
+    /// `true` if the reader has all of the file, and no piece of it is being sent or read.
     fn is_file_free(&self) -> bool {
         let is_held = |file: &TempFile| file.file.handles() > OWN_HANDLES;
         self.stored.is_empty() && self.writing.is_none() && !self.file.as_ref().is_some_and(is_held)
     }
 
-    /// How much more the file may take, what is in flight included.
+    /// Room left in the file, after the write in flight.
     fn file_room(&self, file_max: u64) -> u64 {
         match (&self.storage, &self.writing) {
             (Storage::Ended, _) => 0,
@@ -404,7 +405,7 @@ impl State {
         }
     }
 
-    /// Tells how much is beyond the queue's own memory. Returns the queues that are to look again.
+    /// Updates the bytes beyond the queue's own memory. Returns the queues that should check again.
     fn count_backlog(&mut self, options: &SpillOptions) -> Vec<Weak<Shared>> {
         let has_file = options.file_max > 0 && !matches!(self.storage, Storage::Ended);
         let waits = if has_file { self.memory_bytes().saturating_sub(options.memory_max) } else { 0 };
@@ -415,7 +416,7 @@ impl State {
         self.room_bytes(options) > 0
     }
 
-    /// The queue has room by its own bounds, without regard to the backlog.
+    /// `true` if the queue has room by its own bounds, regardless of the backlog.
     fn has_room_beside(&self, options: &SpillOptions) -> bool {
         self.room_with(options, self.may_wait(options)) > 0
     }
@@ -425,7 +426,7 @@ impl State {
         self.room_with(options, may_wait)
     }
 
-    /// How much may wait for the file.
+    /// Bytes that may wait for the file.
     fn may_wait(&self, options: &SpillOptions) -> usize {
         self.file_room(options.file_max).min(QUEUED_BYTES_MAX as u64) as usize
     }
@@ -433,13 +434,13 @@ impl State {
     fn room_with(&self, options: &SpillOptions, may_wait: usize) -> usize {
         match self.has_reader {
             true => options.memory_max.max(1).saturating_add(may_wait).saturating_sub(self.memory_bytes()),
-            // Pieces that come are dropped.
+            // Appended pieces are discarded.
             false => usize::MAX,
         }
     }
 
-    /// How much of the tail is to be written now: all that memory has no room for, when that is enough for a write or
-    /// nothing more comes.
+    /// Bytes of the tail that are due to be written: those beyond the memory, if they suffice for a write or nothing
+    /// more comes.
     fn write_length(&mut self, options: &SpillOptions) -> Option<usize> {
         let file_room = self.file_room(options.file_max);
         let has_surplus = self.memory_bytes() > options.memory_max;
@@ -447,7 +448,7 @@ impl State {
             return None;
         }
         if self.stored.is_empty() {
-            // The oldest stays in memory.
+            // The oldest bytes stay in memory.
             while let Some(first) = self.tail.pieces.front()
                 && self.head.bytes + first.len() <= options.memory_max
             {
@@ -458,7 +459,7 @@ impl State {
         let length = (self.tail.bytes + self.chunk.len()).min(usize::try_from(file_room).unwrap_or(usize::MAX));
         let length_min = match self.source {
             Source::Whole => 1,
-            // Others wait for it.
+            // Other queues wait for the backlog.
             Source::Open if !backlog::has_room() => 1,
             Source::Open | Source::Failed(_) => (WRITE_BYTES_MIN as u64).min(file_room) as usize,
         };
@@ -466,7 +467,7 @@ impl State {
     }
 
     fn push(&mut self, piece: Bytes) {
-        // One that is waited for goes at once.
+        // A piece that the reader waits for is not delayed.
         let is_gathered = piece.len() < COPIED_BELOW && !(self.reader.is_some() && self.memory_bytes() == 0);
         // Without memory for a copy the piece itself is kept.
         if is_gathered && self.gather(&piece).is_ok() {
@@ -476,7 +477,7 @@ impl State {
         self.tail.push(piece);
     }
 
-    /// Copies a short piece behind others. Errors: `OutOfMemory` at the hard limit of leases; nothing is taken then.
+    /// Copies a short piece behind others. Errors: `OutOfMemory` at the hard limit of leases; nothing is copied then.
     fn gather(&mut self, piece: &[u8]) -> std::io::Result<()> {
         if self.chunk.len() + piece.len() > CHUNK_BYTES {
             self.close_chunk();
@@ -484,7 +485,7 @@ impl State {
         self.chunk.append(piece)
     }
 
-    /// Makes a piece of what was gathered.
+    /// Turns the gathered bytes into a piece.
     fn close_chunk(&mut self) {
         if let Some(lease) = self.chunk.take_lease() {
             self.tail.push(lease.freeze());
@@ -514,7 +515,7 @@ impl State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        // What it holds goes with it; a write that a thread has begun is done.
+        // A write that a thread has begun is completed; everything else is dropped.
         if let Storage::Runs(task) = self.storage {
             abort(task);
         }

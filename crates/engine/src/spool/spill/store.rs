@@ -1,5 +1,5 @@
-//! The task that writes what a spill queue has no memory for. It begins when something is to be written first, and ends
-//! with the queue, with its writer, or when the disk fails.
+//! Task that writes the bytes beyond a spill queue's memory. It starts with the first write and ends with the queue,
+//! with the queue's writer, or when the disk fails.
 
 use std::future::poll_fn;
 use std::rc::{Rc, Weak};
@@ -12,7 +12,7 @@ use gale_runtime::files::{FileError, Writer};
 use super::state::{Next, Shared};
 use crate::spool::temp_file::TempFile;
 
-/// Creates the file and writes until there is nothing to write any more.
+/// Creates the file and writes until nothing is left to write.
 pub(super) async fn store(queue: Weak<Shared>) {
     let queue = Storing { queue };
     if let Err(error) = fill(&queue).await {
@@ -20,13 +20,13 @@ pub(super) async fn store(queue: Weak<Shared>) {
     }
 }
 
-/// A queue that is being stored. It is not kept by this: it ends the task when it goes.
+/// Weak reference to the queue: when the queue is dropped, it aborts the task.
 struct Storing {
     queue: Weak<Shared>,
 }
 
 impl Storing {
-    /// Calls `f` with the queue, if it is still there.
+    /// Calls `f` with the queue, if it still exists.
     fn with<T>(&self, f: impl FnOnce(&Rc<Shared>) -> T) -> Option<T> {
         self.queue.upgrade().map(|queue| f(&queue))
     }
@@ -34,7 +34,7 @@ impl Storing {
 
 impl Drop for Storing {
     fn drop(&mut self) {
-        // Nobody is left waiting for a task that has panicked.
+        // Reports a panic of the task, so that neither end waits for it.
         self.with(|queue| queue.storage_is_gone());
     }
 }
@@ -64,7 +64,7 @@ async fn fill(queue: &Storing) -> Result<(), FileError> {
 }
 
 async fn write(writer: &mut Writer, pieces: Vec<Bytes>) -> Result<(), FileError> {
-    // Nothing is in flight. One call writes them all: a thread is woken for each.
+    // Nothing is in flight. One call writes all pieces, because each call wakes a thread.
     poll_fn(|cx| writer.poll_ready(cx)).await?;
     writer.push_all(pieces);
     writer.flush().await
