@@ -1,18 +1,18 @@
-//! What a message is about: the client, the request, the server that it was passed to.
+//! Subject of a log message: the client, the request, the upstream server.
 //!
-//! It is described once. The text form appends it to the message as nginx does (`, client: 192.0.2.1, server: …`), the
-//! JSON form makes a field of each part.
+//! It is described once. The text form appends it to the message as nginx does (`, client: 192.0.2.1, server: …`); the
+//! JSON form makes each part a field.
 
 use std::fmt;
 
 use super::json::JsonLine;
 
-/// Takes the parts of a description.
+/// Receiver of the parts of a description.
 pub trait Fields {
-    /// One part: `before`, the value and `after` make the text form, `name` and the value the field.
+    /// Adds a part: `before`, the value and `after` in the text form, `name` and the value as a field.
     ///
     /// # Errors
-    /// Those of the formatter.
+    /// Errors of the formatter.
     fn text(
         &mut self,
         before: &'static str,
@@ -21,19 +21,19 @@ pub trait Fields {
         after: &'static str,
     ) -> fmt::Result;
 
-    /// As [`Fields::text`], of a number.
+    /// As [`Fields::text`], for a number.
     ///
     /// # Errors
-    /// Those of the formatter.
+    /// Errors of the formatter.
     fn number(&mut self, before: &'static str, name: &'static str, value: u64) -> fmt::Result;
 }
 
-/// Something that messages are about.
+/// A subject of log messages.
 pub trait Describe {
-    /// Tells the parts, in the order of nginx's lines.
+    /// Passes the parts to `fields`, in the order of nginx's lines.
     ///
     /// # Errors
-    /// Those of `fields`.
+    /// Errors of `fields`.
     fn describe(&self, fields: &mut impl Fields) -> fmt::Result;
 }
 
@@ -41,11 +41,11 @@ pub trait Describe {
 pub trait About {
     /// The text form.
     ///
-    /// # Errors
+    /// Errors of the formatter.
     /// Those of the formatter.
     fn append_text(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result;
 
-    /// The fields of a line of JSON.
+    /// Appends the fields of a JSON line.
     fn append_fields(&self, line: &mut JsonLine);
 }
 
@@ -55,19 +55,19 @@ impl<T: Describe> About for T {
     }
 
     fn append_fields(&self, line: &mut JsonLine) {
-        // A line of JSON takes what it has room for, and never fails.
+        // A JSON line truncates values and never fails.
         let _ = self.describe(line);
     }
 }
 
-/// Nothing in particular.
+/// No subject.
 impl Describe for () {
     fn describe(&self, _: &mut impl Fields) -> fmt::Result {
         Ok(())
     }
 }
 
-/// Shows the text form.
+/// Displays the text form.
 pub(super) struct TextOf<'a>(pub(super) &'a dyn About);
 
 impl fmt::Display for TextOf<'_> {

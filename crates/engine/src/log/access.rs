@@ -1,8 +1,7 @@
-//! A worker's own share of the access logs: lines gather here for a moment and
-//! go to the file's queue together.
+//! A worker's buffers for access logs: lines gather here briefly and go to the file's queue together.
 //!
-//! One worker touches its buffers alone, so a line costs no lock. They are
-//! handed on after a few milliseconds, when they grow large, and at the end.
+//! Only one worker uses its buffers, so a line costs no lock. They are handed on after a few milliseconds, when they
+//! grow large, and at the end.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,13 +10,13 @@ use std::time::Duration;
 
 use super::writer::LogWriter;
 
-/// How long a line may wait here. Lines shall reach the file within 100 ms.
+/// Longest wait of a line here. Lines shall reach the file within 100 ms.
 const FLUSH_AFTER: Duration = Duration::from_millis(10);
 
-/// A buffer of this size is handed on at once.
+/// Size at which a buffer is handed on at once.
 const FLUSH_BYTES: usize = 64 * 1024;
 
-/// The buffers of one worker.
+/// Buffers of one worker.
 #[derive(Debug, Default)]
 pub struct AccessBuffers(RefCell<Vec<Pending>>);
 
@@ -29,8 +28,7 @@ struct Pending {
 }
 
 impl AccessBuffers {
-    /// Appends one line, made by `write`, for this file. `wait` and `size` are
-    /// the directive's `flush=` and `buffer=`, where given.
+    /// Appends one line for this file, made by `write`. `hold` has the directive's `flush=` and `buffer=`, if given.
     pub fn append(self: &Rc<Self>, writer: &Arc<LogWriter>, hold: Option<Hold>, write: impl FnOnce(&mut Vec<u8>)) {
         let mut buffers = self.0.borrow_mut();
         let place = buffers.iter().position(|pending| Arc::ptr_eq(&pending.writer, writer));
@@ -62,24 +60,24 @@ impl AccessBuffers {
         }
     }
 
-    /// Hands everything on: before the worker ends, and when files are reopened.
+    /// Hands on all lines: before the worker ends, and when files are reopened.
     pub fn flush(&self) {
         self.0.borrow_mut().iter_mut().for_each(Pending::flush);
     }
 
-    /// Forgets the files that nothing else refers to any more, after a reload.
+    /// Drops the files that nothing else refers to, after a reload.
     pub fn forget_unused(&self) {
         self.flush();
         self.0.borrow_mut().retain(|pending| pending.is_scheduled || Arc::strong_count(&pending.writer) > 1);
     }
 }
 
-/// How long lines may gather: `buffer=` and `flush=` of `access_log`.
+/// Limits on gathering lines: `buffer=` and `flush=` of `access_log`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// Handed on when this many bytes have gathered.
+    /// Bytes after which lines are handed on.
     pub bytes: usize,
-    /// Handed on after this time; `None` waits for the bytes alone.
+    /// Time after which lines are handed on; `None` for no limit.
     pub time: Option<Duration>,
 }
 

@@ -1,13 +1,13 @@
-//! `error_log … json`: an object of JSON in each line. (RFC 8259)
+//! `error_log … json`: a JSON object in each line. (RFC 8259)
 //!
 //! ```text
 //! {"time":"2026-11-24T02:47:35.123+00:00","level":"error","pid":12,"tid":13,"connection":5,"message":"…","errno":2,
-//!  "client":"192.0.2.1","server":"example.org","request":"GET / HTTP/1.1","host":"example.org"}
+//!   "client":"192.0.2.1","server":"example.org","request":"GET / HTTP/1.1","host":"example.org"}
 //! ```
 //!
-//! Each line is valid, whatever a client has sent: bytes that are no UTF-8 are shown as U+FFFD, control characters are
-//! escaped. A line has as many bytes as one in the text form may have. A value that is too long for what is left of it
-//! is cut, and the line says so (`"truncated":true`).
+//! Each line is valid whatever a client has sent: invalid UTF-8 appears as U+FFFD, and control characters are escaped.
+//! A line is at most as long as one in the text form. A value that does not fit is truncated, and the line says so
+//! (`"truncated":true`).
 
 use std::fmt::{self, Write as _};
 
@@ -17,21 +17,21 @@ use super::now;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 
-/// What a line ends with at most: its last bytes are kept for that.
+/// Longest end of a line; room for it is reserved.
 const END: &str = ",\"truncated\":true}\n";
 
-/// How many things in parentheses are looked at for a number of an error. A client may make up any number of them.
+/// Parentheses that are examined for an error number; a client may send any number of them.
 const ERRNO_CANDIDATES_MAX: usize = 8;
 
 /// A line that is being written.
 pub struct JsonLine {
     out: String,
-    /// How long it may become before its end.
+    /// Longest length before its end.
     bytes_max: usize,
     is_cut: bool,
 }
 
-/// A line with its end, of `bytes_max` bytes at most.
+/// A whole line, at most `bytes_max` long.
 pub(super) fn error_line(
     level: Level,
     connection: Option<u64>,
@@ -44,14 +44,14 @@ pub(super) fn error_line(
     let (seconds, milliseconds) = now();
     let thread = rustix::thread::gettid().as_raw_nonzero();
     let time = local_time(seconds).iso8601_with(milliseconds);
-    // Writing to a string never fails.
+    // Writing to a string cannot fail.
     let (level, process) = (level.name(), std::process::id());
     let _ = write!(line.out, r#"{{"time":"{time}","level":"{level}","pid":{process},"tid":{thread}"#);
     if let Some(connection) = connection {
         line.add_number("connection", connection);
     }
     let message = message.to_string();
-    // Three quarters for the message: what it is about has the rest.
+    // Three quarters for the message, the rest for its subject.
     let room = line.bytes_max.saturating_sub(line.out.len()) / 4 * 3;
     line.add_text("message", &message, room);
     if let Some(number) = errno_in(&message) {
@@ -67,7 +67,7 @@ impl JsonLine {
         self.out
     }
 
-    /// Whether there is room for a field of this name with a value of so many bytes.
+    /// Begins a field with a value of this length; `false` if there is no room.
     fn begin(&mut self, name: &str, bytes: usize) -> bool {
         let has_room = self.out.len() + name.len() + bytes + r#","":"#.len() <= self.bytes_max;
         if has_room {
@@ -85,7 +85,7 @@ impl JsonLine {
         }
     }
 
-    /// The value has this room, its quotes not counted.
+    /// `room` excludes the quotes.
     fn add_text(&mut self, name: &str, value: &dyn fmt::Display, room: usize) {
         if self.begin(name, 2) {
             self.out.push('"');
@@ -100,7 +100,7 @@ impl JsonLine {
 
 impl Fields for JsonLine {
     fn text(&mut self, _: &'static str, name: &'static str, value: &dyn fmt::Display, _: &'static str) -> fmt::Result {
-        // Half of what is left: a long request leaves room for those that follow.
+        // Half of the remaining room, so that a long request leaves room for later fields.
         let room = self.bytes_max.saturating_sub(self.out.len()) / 2;
         self.add_text(name, value, room);
         Ok(())
@@ -112,11 +112,11 @@ impl Fields for JsonLine {
     }
 }
 
-/// Appends the inside of a string.
+/// Appends the contents of a JSON string.
 struct Escaped<'l> {
     out: &'l mut String,
     bytes_max: usize,
-    /// Something did not fit: nothing follows.
+    /// `true` once something did not fit; nothing more is appended.
     is_cut: bool,
 }
 
@@ -141,7 +141,7 @@ impl Escaped<'_> {
             '\n' => self.out.push_str("\\n"),
             '\r' => self.out.push_str("\\r"),
             '\t' => self.out.push_str("\\t"),
-            // Those of JSON, and others that end a line for some reader or tell a terminal what to do.
+            // Control characters, and the two that some readers take for line ends.
             other if other.is_control() || matches!(other, '\u{2028}' | '\u{2029}') => {
                 let _ = write!(self.out, "\\u{:04x}", u32::from(other));
             }
@@ -154,8 +154,7 @@ impl Escaped<'_> {
     }
 }
 
-/// The number of the system's error that a message tells: the last that stands there with its words,
-/// `(2: No such file or directory)`.
+/// Number of the system error in a message: the last one that occurs with its words, `(2: No such file or directory)`.
 fn errno_in(message: &str) -> Option<u32> {
     message.rmatch_indices('(').take(ERRNO_CANDIDATES_MAX).find_map(|(start, _)| {
         let (digits, _) = message[start + 1..].split_once(": ")?;
@@ -217,7 +216,7 @@ mod tests {
             let whole = line(&long, long.as_bytes());
             assert!(whole.ends_with(",\"bytes\":7,\"host\":\"h\",\"truncated\":true}\n"), "{whole}");
         }
-        // Even where there is hardly room at all.
+        // Even with hardly any room.
         for bytes_max in 0..400 {
             let line = error_line(Level::Error, Some(u64::MAX), &"message", &Client(b"GET"), bytes_max);
             assert!(line.ends_with("}\n") && line.matches('"').count().is_multiple_of(2), "{line}");

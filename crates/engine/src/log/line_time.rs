@@ -1,13 +1,12 @@
-//! Local time as logs print it.
+//! Local time in the formats of logs.
 //!
-//! The C library knows the time zone; its answer is kept for the second, so a
-//! busy log asks once.
+//! The C library applies the time zone; its result is cached for the second, so a busy log asks once.
 
 use std::cell::Cell;
 use std::ffi::CString;
 use std::fmt;
 
-/// A second, in parts, in the local time zone.
+/// A second in the local time zone, in parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalTime {
     year: i32,
@@ -26,7 +25,7 @@ thread_local! {
     static LAST: Cell<Option<(u64, LocalTime)>> = const { Cell::new(None) };
 }
 
-/// The local time of a second since 1970.
+/// Local time of a second since 1970.
 pub fn local_time(seconds: u64) -> LocalTime {
     if let Some((last, time)) = LAST.get()
         && last == seconds
@@ -59,17 +58,17 @@ fn ask_library(seconds: u64) -> LocalTime {
     }
 }
 
-/// Which time zone a time is shown in.
+/// Time zone of a formatted time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zone {
-    /// The machine's.
+    /// Local time zone.
     Local,
-    /// Greenwich's.
+    /// GMT.
     Gmt,
 }
 
-/// A time in a format of the C library's `strftime`, in English; `None` when that is empty, or longer than nginx's
-/// bound.
+/// Formats a time with the C library's `strftime`, in English; `None` if the result is empty or longer than nginx's
+/// limit.
 pub fn format_time(format: &[u8], seconds: u64, zone: Zone) -> Option<Vec<u8>> {
     const TEXT_MAX: usize = 2048;
     let format = CString::new(format).ok()?;
@@ -90,7 +89,7 @@ pub fn format_time(format: &[u8], seconds: u64, zone: Zone) -> Option<Vec<u8>> {
 }
 
 impl LocalTime {
-    /// How far the time zone is from Greenwich, in minutes eastwards.
+    /// Offset of the time zone in minutes east of Greenwich.
     pub fn offset_minutes(self) -> i32 {
         self.offset_minutes
     }
@@ -110,7 +109,7 @@ impl LocalTime {
         Form(self, Style::Syslog)
     }
 
-    /// How many seconds the day has had.
+    /// Seconds since midnight.
     pub fn seconds_of_day(self) -> u64 {
         (u64::from(self.hour) * 60 + u64::from(self.minute)) * 60 + u64::from(self.second)
     }
@@ -120,7 +119,7 @@ impl LocalTime {
         Form(self, Style::Iso8601)
     }
 
-    /// `2026-11-20T19:00:00.123+00:00`, with so many milliseconds. (RFC 3339 section 5.6)
+    /// `2026-11-20T19:00:00.123+00:00`, with these milliseconds. (RFC 3339 section 5.6)
     pub fn iso8601_with(self, milliseconds: u32) -> impl fmt::Display {
         Form(self, Style::Iso8601With(milliseconds))
     }

@@ -1,8 +1,8 @@
-//! Logs: lines in nginx's form, or objects of JSON, written by a thread of their own.
+//! Logs: lines in nginx's form, or JSON objects, written by a separate thread.
 //!
-//! Neither an event loop nor a thread that supervises writes to a file. It appends whole lines to the file's bounded
-//! queue; a thread takes what has gathered and writes it with one call. What does not fit is counted and told, never
-//! waited for. Only `emerg` is waited for, a short while, because the process may be ending.
+//! Neither an event loop nor a supervising thread writes to a file. They append whole lines to the file's bounded
+//! queue; a thread writes all gathered lines with one call. Lines that do not fit are dropped, counted and reported;
+//! nothing waits for room. Only `emerg` waits briefly for the write, because the process may be ending.
 
 mod about;
 mod access;
@@ -33,29 +33,29 @@ use gale_base::log_level::{Level, LineForm};
 
 use about::TextOf;
 
-/// Longest line of an error log, in bytes: as in nginx, the rest is cut off.
+/// Longest line of an error log, in bytes; as in nginx, the rest is cut off.
 const ERROR_LINE_MAX: usize = 2048;
 
-/// The error logs in force somewhere, as `error_log` directives say.
+/// Error logs of one scope, from its `error_log` directives.
 #[derive(Debug)]
 pub struct ErrorLog {
     destinations: Vec<Destination>,
-    /// The least severe level that any destination takes.
+    /// The least severe level that any destination accepts.
     level_max: Option<Level>,
 }
 
 /// One `error_log`.
 #[derive(Clone, Debug)]
 pub struct Destination {
-    /// The least severe level that it takes.
+    /// The least severe level that it accepts.
     pub level: Level,
-    /// How lines look.
+    /// Form of the lines.
     pub form: LineForm,
-    /// Where they go.
+    /// Target of the lines.
     pub target: Target,
 }
 
-/// Where messages go.
+/// Target of messages.
 #[derive(Clone, Debug)]
 pub enum Target {
     /// Standard error.
@@ -66,7 +66,7 @@ pub enum Target {
     Syslog(DeferredSyslog),
 }
 
-/// A syslog server whose name is looked up when the configuration is otherwise complete.
+/// A syslog server whose name is resolved once the configuration is otherwise complete.
 #[derive(Clone, Debug)]
 pub struct DeferredSyslog(Arc<(SyslogSettings, OnceLock<Syslog>)>);
 
@@ -76,38 +76,38 @@ impl DeferredSyslog {
         DeferredSyslog(Arc::new((settings, OnceLock::new())))
     }
 
-    /// What was written, with an address in place of the name once that is known.
+    /// The settings, with the address in place of the name once that is known.
     pub fn settings(&self) -> &SyslogSettings {
         self.0.1.get().map_or(&self.0.0, Syslog::settings)
     }
 
-    /// Completes it: with the address behind the name, if it is one, and what makes the connection secure.
+    /// Completes it with the address of its name, if it has one, and with TLS, if it uses that.
     pub fn complete(&self, address: Option<SocketAddr>, secure: Option<Arc<dyn Secure>>) {
         let mut settings = self.0.0.clone();
         if let Some(address) = address {
             settings.server = SyslogServer::Inet(address);
         }
-        // The first answer stands.
+        // The first call counts.
         let _ = self.0.1.set(Syslog::new(settings, secure));
     }
 
     /// The server.
     ///
     /// # Panics
-    /// While the configuration is still being built.
+    /// Panics while the configuration is still being built.
     pub fn syslog(&self) -> &Syslog {
         self.0.1.get().expect("names are looked up once the configuration is built")
     }
 }
 
-/// Waits until everything that was logged is written, but no longer than this.
+/// Waits until all log lines are written, at most `time_max`.
 pub fn finish(time_max: Duration) {
     let deadline = Instant::now() + time_max;
     named::finish(deadline);
     writer::finish(deadline);
 }
 
-/// A log file that is opened when the configuration is otherwise complete.
+/// A log file that is opened once the configuration is otherwise complete.
 #[derive(Clone, Debug)]
 pub struct DeferredLog(Arc<Deferred>);
 
@@ -124,27 +124,27 @@ impl DeferredLog {
         DeferredLog(Arc::new(Deferred { path, gzip: AtomicU32::new(0), writer: OnceLock::new() }))
     }
 
-    /// The file's path.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// What is written to the file is compressed at this level.
+    /// Sets the compression level of the file.
     pub fn compress(&self, level: u32) {
         self.0.gzip.store(level, Ordering::Relaxed);
     }
 
-    /// The file is open now.
+    /// Sets the writer, once the file is open.
     pub fn set(&self, writer: Arc<LogWriter>) {
         writer.set_gzip(self.0.gzip.load(Ordering::Relaxed));
-        // The first answer stands: every clone of this asks for the same file.
+        // The first call counts; every clone asks for the same file.
         let _ = self.0.writer.set(writer);
     }
 
     /// The writer.
     ///
     /// # Panics
-    /// While the configuration is still being built.
+    /// Panics while the configuration is still being built.
     pub fn writer(&self) -> &Arc<LogWriter> {
         self.0.writer.get().expect("logs are open once the configuration is built")
     }
@@ -157,19 +157,18 @@ impl ErrorLog {
         ErrorLog { destinations, level_max }
     }
 
-    /// Whether a message of this level would be written anywhere.
+    /// `true` if a message of this level would be written to any destination.
     pub fn takes(&self, level: Level) -> bool {
         self.level_max.is_some_and(|level_max| level <= level_max)
     }
 
-    /// Writes one message; `connection` is the number that nginx puts behind an
-    /// asterisk.
+    /// Writes one message; `connection` is the number that nginx writes after an asterisk.
     pub fn write(&self, level: Level, connection: Option<u64>, message: &dyn fmt::Display) {
         self.write_about(level, connection, message, &());
     }
 
-    /// Writes one message with what it is about. What is worth a line is rare: the compiler keeps what leads here out
-    /// of the usual way.
+    /// Writes one message with its subject. Marked cold because messages are rare: the compiler moves the code that
+    /// leads here out of the usual path.
     #[cold]
     pub fn write_about(&self, level: Level, connection: Option<u64>, message: &dyn fmt::Display, about: &dyn About) {
         if !self.takes(level) {
@@ -228,7 +227,7 @@ fn error_line(level: Level, connection: Option<u64>, message: &dyn fmt::Display)
         }
         line.truncate(end);
     }
-    // What a client sent must not look like another line, nor tell a terminal what to do.
+    // Client data must not look like another line, nor control a terminal.
     if line.contains(is_harmful) {
         line = line.replace(is_harmful, " ");
     }
@@ -240,7 +239,7 @@ fn is_harmful(character: char) -> bool {
     character.is_control() && character != '\t'
 }
 
-/// Seconds since 1970, and the milliseconds beyond them.
+/// Seconds since 1970, and milliseconds.
 fn now() -> (u64, u32) {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     (time.as_secs(), time.subsec_millis())

@@ -1,11 +1,11 @@
 //! Access logs whose names have variables: `access_log /var/log/$host.log`.
 //! (<https://nginx.org/en/docs/http/ngx_http_log_module.html#access_log>)
 //!
-//! Which file a line belongs to is known when the request ends. A thread of its own opens the file, writes all lines
-//! that have gathered for it, and closes it, or keeps it open for a while where `open_log_file_cache` says so. As in
-//! nginx nothing is written unless the directory that requests are served from (`root`) exists. So a host name that a
-//! client has made up makes no file where `root` contains the variable, too; elsewhere it makes one. The queue is
-//! bounded; what does not fit is counted and told.
+//! The file of a line is known when the request ends. A separate thread opens the file, writes all lines gathered for
+//! it, and closes it, or keeps it open for a while with `open_log_file_cache`. As in nginx nothing is written unless
+//! the request's document root (`root`) exists. So an invented host name creates no file if `root` contains the
+//! variable as well; otherwise it creates one. The queue is bounded; lines that do not fit are dropped, counted and
+//! reported.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,49 +21,49 @@ use parking_lot::{Condvar, Mutex};
 use super::ErrorLog;
 use gale_base::log_level::Level;
 
-/// Bytes that may wait, names included: as for a file.
+/// Bytes that may wait, including names; the same as for a file.
 const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Lost lines are told of at most this often, and that writing fails, of each directory.
+/// Shortest interval between reports of lost lines, and of write errors by directory.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Of so many directories at most: there may be as many as clients make up.
+/// Most directories with reported errors, since clients may invent names.
 const TOLD_MAX: usize = 64;
 
-/// A line, and where it belongs.
+/// A line with its file.
 #[derive(Debug)]
 pub struct NamedLine {
     /// The file.
     pub path: PathBuf,
     /// The directory that must exist.
     pub root: PathBuf,
-    /// With its line end.
+    /// The line with its line end.
     pub line: Vec<u8>,
-    /// The number of the connection, for messages.
+    /// Number of the connection, for messages.
     pub connection: u64,
-    /// Where messages go.
+    /// Error log for messages.
     pub errors: Arc<ErrorLog>,
-    /// Which of the files stay open.
+    /// Cache of open files.
     pub open: Option<Arc<OpenLogs>>,
 }
 
-/// `open_log_file_cache max=N [inactive=TIME] [min_uses=N] [valid=TIME]`, with the files that are open.
+/// `open_log_file_cache max=N [inactive=TIME] [min_uses=N] [valid=TIME]`, with the open files.
 #[derive(Debug)]
 pub struct OpenLogs {
-    /// How many files stay open at most; the one used longest ago makes room.
+    /// Most open files; the least recently used one is closed for another.
     pub files_max: usize,
-    /// How long one stays open that is not used.
+    /// Time after which an unused file is closed.
     pub inactive: Duration,
-    /// How often one must be used within that time to stay open.
+    /// Uses within that time that keep a file open.
     pub uses_min: u32,
-    /// How long the name is taken to lead to the same file still.
+    /// Time for which the name is assumed to refer to the same file.
     pub valid: Duration,
     files: Mutex<HashMap<PathBuf, OpenLog>>,
 }
 
 #[derive(Debug)]
 struct OpenLog {
-    /// There while it is used often enough.
+    /// Present while it is used often enough.
     file: Option<File>,
     uses: u32,
     used: Instant,
@@ -71,12 +71,12 @@ struct OpenLog {
 }
 
 impl OpenLogs {
-    /// A cache that is empty.
+    /// An empty cache.
     pub fn new(files_max: usize, inactive: Duration, uses_min: u32, valid: Duration) -> OpenLogs {
         OpenLogs { files_max, inactive, uses_min, valid, files: Mutex::default() }
     }
 
-    /// Writes to the file, opening it if need be.
+    /// Writes to the file, opening it if needed.
     fn write(&self, path: &Path, lines: &[u8], now: Instant) -> Result<(), Failure> {
         let mut files = self.files.lock();
         files.retain(|_, open| now.duration_since(open.used) < self.inactive);
@@ -103,7 +103,7 @@ impl OpenLogs {
     }
 }
 
-/// Whether the name still leads to the open file.
+/// `true` if the name still refers to the open file.
 fn leads_to(path: &Path, file: &File) -> bool {
     let identity = |metadata: io::Result<std::fs::Metadata>| metadata.ok().map(|found| (found.dev(), found.ino()));
     identity(std::fs::metadata(path)).is_some_and(|found| identity(file.metadata()) == Some(found))
@@ -116,7 +116,7 @@ enum Failure {
 
 fn open_file(path: &Path) -> Result<File, Failure> {
     let mut options = File::options();
-    // A FIFO that nobody reads is an error at once.
+    // Opening a FIFO without a reader then fails at once.
     options.append(true).create(true).mode(0o644).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
     options.open(path).map_err(Failure::Open)
 }
@@ -137,13 +137,13 @@ struct Queue {
 
 static THREAD: OnceLock<Option<Thread>> = OnceLock::new();
 
-/// Appends a line; it is written soon. Never waits for a file.
+/// Appends a line to be written soon. Never waits for a file.
 pub fn append_named(line: NamedLine) {
     let thread = THREAD.get_or_init(|| {
         let started = std::thread::Builder::new().name("log named".to_owned()).spawn(run).is_ok();
         started.then(|| Thread { queue: Mutex::default(), changed: Condvar::new() })
     });
-    // Without a thread there is nobody to write.
+    // Without the thread the line cannot be written.
     let Some(thread) = thread else { return };
     let size = line.line.len() + line.path.as_os_str().len() + line.root.as_os_str().len() + size_of::<NamedLine>();
     let mut queue = thread.queue.lock();
@@ -177,7 +177,7 @@ pub(super) fn finish(deadline: Instant) {
 
 fn run() {
     gale_runtime::affinity::leave_processors();
-    // It was started while it is put in its place.
+    // The thread may start before its place is set.
     let Some(thread) = THREAD.wait() else { return };
     let mut told = Told::default();
     loop {
@@ -196,12 +196,13 @@ fn run() {
     }
 }
 
-/// The directories of which it was said that writing fails there, and when.
+/// Directories with reported write errors, and the times of the reports.
 #[derive(Default)]
 struct Told(HashMap<PathBuf, Instant>);
 
 impl Told {
-    /// Whether it is time to say so of this file's directory. (nginx: once a minute of each `access_log`)
+    /// `true` if an error in this file's directory should be reported. (nginx reports once a minute for each
+    /// `access_log`.)
     fn is_due(&mut self, path: &Path, now: Instant) -> bool {
         let directory = path.parent().unwrap_or(path);
         self.0.retain(|_, told| now.duration_since(*told) < REPORT_INTERVAL);
@@ -213,7 +214,7 @@ impl Told {
     }
 }
 
-/// Writes all lines for a file with one call, in the order of the first of each.
+/// Writes all lines of each file with one call; files are in the order of their first lines.
 fn write_lines(lines: Vec<NamedLine>, told: &mut Told) {
     let mut places: HashMap<PathBuf, usize> = HashMap::new();
     let mut batches: Vec<NamedLine> = Vec::new();

@@ -1,11 +1,11 @@
-//! Logs that go to a syslog server: each line a message in the form of RFC 3164, as a datagram, or over TCP or TLS
+//! Logs to a syslog server: each line is a message as in RFC 3164, in a datagram, or over TCP or TLS
 //! (`syslog_stream.rs`).
 //!   syslog:server=[tcp://|tls://]ADDRESS[,facility=NAME][,severity=NAME][,tag=TEXT][,nohostname]
 //!          [,name=NAME][,trusted=FILE]
 //! (<https://nginx.org/en/docs/syslog.html>)
 //!
-//! Lines wait in a bounded queue, and a thread of their own sends them. A server that takes nothing (a local one may be
-//! slow) is waited for a moment; then lines are lost, and counted, as with a file.
+//! Lines wait in a bounded queue, and a separate thread sends them. If a (local) server accepts nothing, the thread
+//! waits a moment; then lines are lost and counted, as with a file.
 
 use std::fmt::{self, Write as _};
 use std::io;
@@ -24,10 +24,10 @@ use super::writer::{LogWriter, Writers};
 use crate::server_address::ServerAddress;
 use gale_base::log_level::Level;
 
-/// The port when none is named.
+/// Default port.
 const PORT_DEFAULT: u16 = 514;
 
-/// The same over TLS. (RFC 5425 §4.1)
+/// Default port over TLS. (RFC 5425 §4.1)
 const TLS_PORT_DEFAULT: u16 = 6514;
 
 /// Longest tag. (RFC 3164 §4.1.3)
@@ -36,7 +36,7 @@ const TAG_BYTES_MAX: usize = 32;
 /// Longest message of an error log with its header, as in nginx.
 const MESSAGE_BYTES_MAX: usize = 2048;
 
-/// How long a local server that takes nothing is waited for, once per batch.
+/// Longest wait for a local server that accepts nothing, once for each batch.
 const SEND_TIMEOUT: Duration = Duration::from_millis(200);
 
 const FACILITIES: [&str; 24] = [
@@ -46,16 +46,16 @@ const FACILITIES: [&str; 24] = [
 
 const SEVERITIES: [&str; 8] = ["emerg", "alert", "crit", "error", "warn", "notice", "info", "debug"];
 
-/// What stands behind `syslog:`.
+/// Parameters after `syslog:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyslogSettings {
-    /// Where to.
+    /// The server.
     pub server: SyslogServer,
-    /// How.
+    /// The transport.
     pub carrier: Carrier,
-    /// The name that the server's certificate has to be for.
+    /// Name that the server's certificate has to match.
     pub name: Box<str>,
-    /// The file with the authorities that are trusted; without one the system's are.
+    /// File with the trusted CA certificates; without one the system's CA store is used.
     pub trusted: Option<PathBuf>,
     facility: u8,
     severity: u8,
@@ -63,10 +63,10 @@ pub struct SyslogSettings {
     has_hostname: bool,
 }
 
-/// How messages get to a server.
+/// Transport of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Carrier {
-    /// Each by itself.
+    /// UDP or a Unix datagram socket.
     #[default]
     Datagrams,
     /// `tcp://`
@@ -85,19 +85,19 @@ impl Carrier {
     }
 }
 
-/// A server as it is written.
+/// A server as configured.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SyslogServer {
     /// An address.
     Inet(SocketAddr),
-    /// A socket in the file system.
+    /// A Unix socket.
     Unix(PathBuf),
-    /// A name that has to be looked up.
+    /// A host name, to be resolved.
     Host(String, u16),
 }
 
 impl SyslogSettings {
-    /// Parses the parameters; `tag` is for those that name none. The error is nginx's message.
+    /// Parses the parameters; `tag` is the default tag. Errors are nginx's messages.
     pub fn parse(text: &[u8], tag: &str) -> Result<SyslogSettings, String> {
         let (mut server, mut facility, mut severity, mut own_tag, mut has_hostname) = (None, None, None, None, true);
         let (mut name, mut trusted) = (None, None);
@@ -136,13 +136,13 @@ impl SyslogSettings {
         })
     }
 
-    /// Appends a message to a batch for the server: its length, its header, and what `write` appends.
+    /// Appends a message to a batch: its length, its header, and the text that `write` appends.
     fn append_record(&self, severity: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
         let start = out.len();
         out.extend_from_slice(&[0; LENGTH_BYTES]);
         let mut header = String::with_capacity(64);
         let time = local_time(super::now().0).syslog();
-        // Writing to a string never fails.
+        // Writing to a string cannot fail.
         let _ = write!(header, "<{}>{time} ", u32::from(self.facility) * 8 + u32::from(severity));
         out.extend_from_slice(header.as_bytes());
         if self.has_hostname {
@@ -157,7 +157,7 @@ impl SyslogSettings {
     }
 }
 
-/// As it can be parsed again, in another process.
+/// Form that can be parsed again, in another process.
 impl fmt::Display for SyslogSettings {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = self.carrier.scheme();
@@ -224,7 +224,7 @@ fn parse_server(text: &[u8]) -> Result<(SyslogServer, Carrier), String> {
 }
 
 impl SyslogServer {
-    /// What a certificate is for, unless the configuration says otherwise.
+    /// Default name for the server's certificate.
     fn host(&self) -> Box<str> {
         match self {
             SyslogServer::Inet(address) => address.ip().to_string().into(),
@@ -234,7 +234,7 @@ impl SyslogServer {
     }
 }
 
-/// A server, with what its messages look like.
+/// A server with the format of its messages.
 #[derive(Clone, Debug)]
 pub struct Syslog {
     settings: Arc<SyslogSettings>,
@@ -242,18 +242,18 @@ pub struct Syslog {
 }
 
 impl Syslog {
-    /// The server of these settings, whose name has been looked up. `secure` is for one with `tls://`.
+    /// The server of these settings, whose name was resolved. `secure` is for `tls://`.
     pub fn new(settings: SyslogSettings, secure: Option<Arc<dyn Secure>>) -> Syslog {
         let writer = Writers::of_process().syslog(&settings, secure);
         Syslog { settings: Arc::new(settings), writer }
     }
 
-    /// What was written.
+    /// Its settings.
     pub fn settings(&self) -> &SyslogSettings {
         &self.settings
     }
 
-    /// The queue that lines wait in.
+    /// Queue of its lines.
     pub fn writer(&self) -> &Arc<LogWriter> {
         &self.writer
     }
@@ -263,16 +263,16 @@ impl Syslog {
         self.settings.append_record(self.settings.severity, out, write);
     }
 
-    /// How long a line of an error log may be behind its header, its end included.
+    /// Longest line of an error log after its header, including its end.
     pub(super) fn error_line_max(&self) -> usize {
         let mut header = Vec::with_capacity(LENGTH_BYTES + 128);
         self.settings.append_record(0, &mut header, |_| {});
-        // Severities and months have names of one length, days and facilities have not.
+        // Names of severities and months have a fixed length; days and facilities have not.
         const SPARE: usize = 4;
         (LENGTH_BYTES + MESSAGE_BYTES_MAX).saturating_sub(header.len() + SPARE)
     }
 
-    /// A line of an error log, as a batch; its severity is its level.
+    /// A line of an error log as a batch; the level is the severity.
     pub(super) fn error_batch(&self, level: Level, line: &str) -> Vec<u8> {
         let mut batch = Vec::with_capacity(line.len() + 64);
         let severity = number_of(level.name().as_bytes(), &SEVERITIES, "severity").unwrap_or(self.settings.severity);
@@ -285,7 +285,7 @@ impl Syslog {
     }
 }
 
-/// Each message of a batch has its length before it.
+/// Length of the prefix of each message in a batch.
 pub(super) const LENGTH_BYTES: usize = 4;
 
 /// The messages of a batch.
@@ -298,7 +298,7 @@ pub(super) fn records(mut batch: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The way to a server. Used by one thread.
+/// Connection to a server, used by one thread.
 #[derive(Debug)]
 pub(super) struct Peer {
     server: SyslogServer,
@@ -318,13 +318,13 @@ impl Peer {
         }
     }
 
-    /// Sends the messages of a batch. The error comes with how many were lost.
+    /// Sends the messages of a batch. An error comes with the number of lost messages.
     pub(super) fn send_all(&self, batch: &[u8]) -> Result<(), (io::Error, u64)> {
         let mut lost = 0;
         let mut failure = None;
         let mut socket = self.socket.lock();
         for record in records(batch) {
-            // A server that is not there, or takes nothing, is not tried again for the rest of the batch.
+            // A server that is absent or accepts nothing is not retried for the rest of the batch.
             if failure.as_ref().is_some_and(|error: &io::Error| error.raw_os_error() != Some(libc::EMSGSIZE)) {
                 lost += 1;
                 continue;
@@ -346,7 +346,7 @@ impl Peer {
             rustix::io::retry_on_intr(|| rustix::net::send(&*connected, record, rustix::net::SendFlags::NOSIGNAL));
         match sent {
             Ok(_) => Ok(()),
-            // The server has been started anew, or an earlier datagram was refused.
+            // The server was restarted, or an earlier datagram was refused.
             Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNRESET) => {
                 *socket = None;
                 let fresh = socket.insert(self.connect()?);

@@ -1,15 +1,15 @@
-//! Syslog over a connection: TCP (RFC 6587, octets counted) or TLS (RFC 5425).
+//! Syslog over a connection: TCP (RFC 6587, octet counting) or TLS (RFC 5425).
 //!
 //! ```text
 //!   append ──► queue ──► thread of this server ──► connection
 //!                          │    ▲
-//!                          └────┘ the server is gone or hangs: pauses that grow, then a new connection
+//!                          └────┘ the server is gone or hangs: growing pauses, then a new connection
 //! ```
 //!
-//! Each server has a thread of its own, so that one that hangs delays no other; the thread ends when nothing was logged
-//! for a while. What waits for a server that is gone is bounded by the queue and one batch; what comes then is lost,
-//! counted and told of. A line that the kernel had taken for a connection that breaks may be lost, or come twice:
-//! nothing in these protocols says what has arrived.
+//! Each server has its own thread, so one that hangs delays no other; the thread ends when nothing was logged for a
+//! while. At most the queue and one batch wait for an unavailable server; further lines are lost, counted and reported.
+//! A line that the kernel accepted for a connection that then breaks may be lost or sent twice, because these protocols
+//! have no acknowledgements.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -20,46 +20,46 @@ use parking_lot::{Condvar, Mutex};
 
 use super::syslog::records;
 
-/// How long connecting and shaking hands may take, and a server may take nothing.
+/// Timeout for connecting with the handshake, and for a server that accepts no data.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The first pause after a failure. The next ones are twice as long each, up to [`PAUSE_MAX`].
+/// First pause after a failure. Each following one is twice as long, up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 
-/// A server that is back is found after so long at most.
+/// Longest pause, after which a server that is back is found.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// How long a thread without lines stays.
+/// Time after which an idle thread ends.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
-/// What is given to the connection at once.
+/// Bytes given to the connection at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Makes a connection secure.
+/// Secures a connection.
 pub trait Secure: Send + Sync {
-    /// Shakes hands over a connection whose calls return in bounded time.
+    /// Performs the handshake over a connection whose calls return in bounded time.
     ///
     /// # Errors
-    /// The connection's, and why the server is not trusted.
+    /// Errors of the connection, or the reason why the server is not trusted.
     fn shake_hands(&self, stream: TcpStream, deadline: Instant) -> io::Result<Box<dyn Channel>>;
 
-    /// Differs from that of every other that trusts others.
+    /// Identifies the trusted authorities.
     fn identity(&self) -> u64;
 }
 
 /// A connection to a server.
 pub trait Channel: Send {
     /// Sends all of it.
-    ///
+    /// Sends all bytes.
     /// # Errors
-    /// The connection's.
+    /// Errors of the connection.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// Whether the server has not closed it, as far as it shows without waiting. What the server says is not looked at.
+    /// `true` unless the server is known to have closed the connection; does not block. Received data is ignored.
     fn is_open(&mut self) -> bool;
 }
 
-/// A server and its thread.
+/// A server with its thread.
 pub(super) struct StreamPeer {
     address: SocketAddr,
     secure: Option<Arc<dyn Secure>>,
@@ -71,14 +71,14 @@ pub(super) struct StreamPeer {
 #[derive(Default)]
 struct Thread {
     is_there: bool,
-    /// Lines wait.
+    /// `true` if lines wait.
     is_due: bool,
 }
 
-/// What came of sending a batch.
+/// Result of sending a batch.
 pub(super) enum Outcome {
     Sent,
-    /// So much of the batch was sent; the rest may be sent later.
+    /// Bytes sent, and the error; the rest may be sent later.
     Failed(usize, io::Error),
 }
 
@@ -93,7 +93,7 @@ impl StreamPeer {
         format!("syslog:server={scheme}://{}", self.address)
     }
 
-    /// Has the thread call `work`, which does all there is to do. False if there is no thread and none can be started.
+    /// Wakes the thread, or starts it with `start`. `false` if it cannot be started.
     pub(super) fn schedule(&self, start: impl FnOnce() -> io::Result<()>) -> bool {
         let mut thread = self.thread.lock();
         thread.is_due = true;
@@ -105,7 +105,7 @@ impl StreamPeer {
         thread.is_there
     }
 
-    /// Waits for lines; false when the thread is to end.
+    /// Waits for lines; `false` if the thread should end.
     pub(super) fn wait_due(&self) -> bool {
         let until = Instant::now() + IDLE_TIME;
         let mut thread = self.thread.lock();
@@ -173,14 +173,14 @@ impl std::fmt::Debug for StreamPeer {
     }
 }
 
-/// The pause after so many failures in a row.
+/// Pause after this many consecutive failures.
 pub(super) fn pause(failures: u32) -> Duration {
     PAUSE_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(PAUSE_MAX)
 }
 
 /// `LENGTH MESSAGE` (RFC 6587 §3.4.1, RFC 5425 §4.3)
 fn append_frame(record: &[u8], frames: &mut Vec<u8>) {
-    // Writing to memory never fails.
+    // Writing to memory cannot fail.
     let _ = write!(frames, "{} ", record.len());
     frames.extend_from_slice(record);
 }
@@ -195,12 +195,12 @@ impl Channel for TcpStream {
     }
 }
 
-/// Reads away what has come, without waiting; false at the end.
+/// Discards received data without blocking; `false` at the end of the connection.
 fn drain(stream: &mut TcpStream, scratch: &mut [u8]) -> bool {
     if stream.set_nonblocking(true).is_err() {
         return false;
     }
-    // A server that says more than this is asked again the next time.
+    // Bounded; the next call reads the rest.
     let is_open = (0..16).try_for_each(|_| match stream.read(scratch) {
         Ok(0) => Err(false),
         Ok(_) => Ok(()),

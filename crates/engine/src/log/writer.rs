@@ -1,15 +1,12 @@
-//! The queue of each log file and the threads that write: one for files, one for
-//! standard error, one for syslog.
+//! Queues of log files and the threads that write them: one for files, one for standard error, one for syslog.
 //!
-//! A line is appended whole under a short lock; a batch of whole lines is
-//! written with one call to a descriptor opened with `O_APPEND`, so lines of
-//! several processes do not mix. The queue is bounded: what does not fit is
-//! counted and reported, because a full disk must not stop the server.
+//! A line is appended whole under a short lock. A batch of whole lines is written with one call to a descriptor opened
+//! with `O_APPEND`, so lines of several processes do not mix. The queue is bounded: lines that do not fit are counted
+//! and reported, because a full disk must not stop the server.
 //!
-//! Nobody else writes, not even the threads that supervise: a FIFO that nobody
-//! reads would hold up reloads and the replacement of a dead worker process.
-//! Whoever has something to say that must not get lost waits for the thread, for
-//! a bounded time.
+//! Only these threads write. If supervising threads did, a FIFO without a reader would block reloads and the
+//! replacement of a dead worker process. For a line that must not get lost, the caller waits for the thread, for a
+//! bounded time.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -29,67 +26,65 @@ use super::syslog::{self, Carrier, Peer, SyslogServer, SyslogSettings};
 use super::syslog_stream::{self, Outcome, Secure, StreamPeer};
 use gale_process::LogHandle;
 
-/// Bytes that may wait for one file: seconds of a busy log, not a disk's outage.
+/// Bytes that may wait for one file: enough for seconds of a busy log, not for a disk's outage.
 const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Larger batches are those of a burst of lines.
+/// Largest usual batch; larger ones are bursts.
 const BATCH_BYTES_USUAL: usize = 256 * 1024;
 
-/// The memory that a queue and the thread keep once a burst is over: as much as usual batches make of it, since memory
-/// grows by doubling.
+/// Memory that a queue and the thread keep after a burst: that of usual batches, which grows by doubling.
 const KEPT_BYTES_MAX: usize = 2 * BATCH_BYTES_USUAL;
 
-/// How long it takes until a burst counts as over: nothing is allocated anew for batches that are large again and
-/// again.
+/// Pause after which a burst counts as over, so that memory is not reallocated while large batches recur.
 const BURST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A failing log is reported at most this often.
+/// Shortest interval between reports of a failing log.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long somebody waits for a line that must not get lost; longer than a disk at work takes. Nobody waits again for
-/// a file that has not taken such a line, until it has.
+/// Longest wait for a line that must not get lost; longer than a working disk takes. After a timeout no caller waits
+/// for that file again until it has accepted a batch.
 const WAIT_TIME_MAX: Duration = Duration::from_millis(200);
 
-/// How often a syslog server is tried that no configuration names any more: some seconds, in which it may be back.
+/// Attempts for a syslog server that no configuration refers to any more: some seconds in which it may come back.
 const TRIES_FOR_NOBODY: u32 = 5;
 
-/// One log file, or standard error, with its queue.
+/// A log file, or standard error, with its queue.
 #[derive(Debug)]
 pub struct LogWriter {
     file: Output,
     queue: Mutex<Queue>,
-    /// A batch has been written, or could not be.
+    /// Signalled when a batch was written or has failed.
     done: Condvar,
     lost_lines: AtomicU64,
-    /// The file whose last line was cut short: nothing is to follow on it. Only its thread takes this lock.
+    /// File whose last line was cut short, so that the next write begins a new line. Only its thread takes this lock.
     cut_file: Mutex<Option<FileIdentity>>,
-    /// Batches are compressed at this level, each by itself; 0 for not at all.
+    /// Compression level; each batch is compressed separately. 0 for none.
     gzip: AtomicU32,
-    /// Itself, where its thread has to know whether anybody else still logs there.
+    /// Reference to itself; its thread counts the other owners.
     own: Weak<LogWriter>,
 }
 
-/// Where a writer writes.
+/// Target of a writer.
 #[derive(Debug)]
 enum Output {
     File(LogHandle),
     Stderr,
     Syslog(Peer),
-    /// A syslog server behind a connection.
+    /// A syslog server over a connection.
     Stream(StreamPeer),
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     bytes: Vec<u8>,
-    /// When the last batch was taken that needed more memory than is kept.
+    /// Time when a batch that exceeded the kept memory was last taken.
     last_large: Option<Instant>,
-    /// How many batches have been taken and how many are done with.
+    /// Batches taken, and batches completed.
     batches_taken: u64,
     batches_done: u64,
-    /// Somebody has waited in vain, and no batch has been done with since.
+    /// `true` if a wait has timed out and no batch has completed since.
     is_stuck: bool,
-    /// Someone has told the thread, or the thread is writing.
+    /// `true` if the thread was woken for this queue, or is writing it.
     is_scheduled: bool,
     reported: Option<Instant>,
     lost_reported: u64,
@@ -102,7 +97,7 @@ impl LogWriter {
         LogWriter { file, queue, done: Condvar::new(), lost_lines, cut_file, gzip, own: Weak::new() }
     }
 
-    /// Appends whole lines; they are written soon. Never waits for the file.
+    /// Appends whole lines, to be written soon. Never waits for the file.
     pub fn append(self: &Arc<Self>, lines: &[u8]) {
         let must_schedule = {
             let mut queue = self.queue.lock();
@@ -121,7 +116,7 @@ impl LogWriter {
         }
     }
 
-    /// Has the server's own thread send what waits. If it cannot be started, the next line tries again.
+    /// Wakes the server's own thread. If it cannot be started, the next line tries again.
     fn schedule_stream(self: &Arc<Self>, peer: &StreamPeer) {
         let writer = Arc::clone(self);
         let start = || {
@@ -133,7 +128,7 @@ impl LogWriter {
         }
     }
 
-    /// The thread of a syslog server behind a connection.
+    /// The thread of a syslog server over a connection.
     fn run_stream(self: Arc<Self>) {
         let Output::Stream(peer) = &self.file else { return };
         gale_runtime::affinity::leave_processors();
@@ -145,8 +140,8 @@ impl LogWriter {
         }
     }
 
-    /// Sends a batch, however long that takes: meanwhile lines gather in the queue. Nothing waits for a server that has
-    /// failed, and what nobody logs to any more is given up.
+    /// Sends a batch, however long that takes; meanwhile lines gather in the queue. Callers do not wait for a failed
+    /// server, and batches for one without users are given up.
     fn write_stream(&self, peer: &StreamPeer, batch: &[u8]) -> io::Result<()> {
         let (mut rest, mut failures) = (batch, 0);
         loop {
@@ -168,13 +163,12 @@ impl LogWriter {
         }
     }
 
-    /// As [`LogWriter::append`], and returns when the lines are in the file, or after a short while if that holds them
-    /// up.
+    /// As [`LogWriter::append`], but returns once the lines are in the file, or after a short timeout.
     pub fn append_and_wait(self: &Arc<Self>, lines: &[u8]) {
         self.append(lines);
         let deadline = Instant::now() + WAIT_TIME_MAX;
         let mut queue = self.queue.lock();
-        // What was appended is in the next batch, unless that has been taken meanwhile.
+        // The lines are in the next batch, unless that was taken meanwhile.
         let batch = queue.batches_taken + u64::from(!queue.bytes.is_empty());
         while queue.batches_done < batch && !queue.is_stuck {
             let is_over = self.done.wait_until(&mut queue, deadline).timed_out();
@@ -182,12 +176,12 @@ impl LogWriter {
         }
     }
 
-    /// From now on what is written is compressed at this level (1 to 9); 0 for not at all. One file has one level.
+    /// Sets the compression level (1 to 9); 0 for none. One file has one level.
     pub fn set_gzip(&self, level: u32) {
         self.gzip.store(level, Ordering::Relaxed);
     }
 
-    /// How many lines could not be written since the process started.
+    /// Lines lost since the process started.
     pub fn lost_lines(&self) -> u64 {
         self.lost_lines.load(Ordering::Relaxed)
     }
@@ -209,7 +203,7 @@ impl LogWriter {
         self.lost_lines.fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// Writes what has gathered; called by the thread alone.
+    /// Writes the gathered lines; called only by the thread.
     fn write_batch(&self, spare: &mut Vec<u8>) {
         loop {
             spare.clear();
@@ -238,13 +232,13 @@ impl LogWriter {
         }
     }
 
-    /// Whether its queue has been large since it was last shrunk, or has been given the memory of one that was.
+    /// `true` if its queue has been large since it was last shrunk, or has memory from another one that was.
     fn is_swollen(&self) -> bool {
         let queue = self.queue.lock();
         queue.last_large.is_some() || queue.bytes.capacity() > KEPT_BYTES_MAX
     }
 
-    /// Gives back what a burst has left, if it is over; says whether one is not.
+    /// Frees memory left by a burst that is over; returns `true` if a burst is still in progress.
     fn shrink(&self, now: Instant) -> bool {
         let mut queue = self.queue.lock();
         if queue.last_large.is_some_and(|last| now.duration_since(last) < BURST_PAUSE) {
@@ -254,14 +248,14 @@ impl LogWriter {
         if queue.bytes.capacity() > KEPT_BYTES_MAX {
             let kept = queue.bytes.to_vec();
             let large = std::mem::replace(&mut queue.bytes, kept);
-            // Giving back megabytes takes its time, and event loops wait for the lock.
+            // Freeing megabytes takes time, and event loops wait for the lock.
             drop(queue);
             drop(large);
         }
         false
     }
 
-    /// Writes a batch; what is lost is counted.
+    /// Writes a batch and counts lost lines.
     fn write(&self, batch: &[u8]) -> io::Result<()> {
         let file = match &self.file {
             Output::Syslog(peer) => {
@@ -275,7 +269,7 @@ impl LogWriter {
         };
         let level = self.gzip.load(Ordering::Relaxed);
         if level > 0 {
-            // Half a member is none: all of it is lost then.
+            // A partial gzip member is useless, so the whole batch is lost.
             let compressed = compress(batch, level);
             return write_all(file, &compressed).map_err(|(error, _)| {
                 self.count_lost(batch);
@@ -285,8 +279,8 @@ impl LogWriter {
         self.write_lines(file, batch)
     }
 
-    /// Writes lines as they are, on lines of their own: a disk that is full may have taken a part of one before. A file
-    /// that was opened anew or truncated since has no such part.
+    /// Writes uncompressed lines, beginning a new line if the last write was cut short by a full disk. That does not
+    /// apply to a file that was reopened or truncated since.
     fn write_lines(&self, file: &Output, batch: &[u8]) -> io::Result<()> {
         let mut cut_file = self.cut_file.lock();
         if cut_file.is_some_and(|cut| cut.is_still_cut(file)) {
@@ -309,7 +303,7 @@ impl LogWriter {
         self.lost_lines() > self.queue.lock().lost_reported
     }
 
-    /// Tells of lines that were lost, at most once a minute.
+    /// Reports lost lines, at most once a minute.
     fn report(&self, what: &str) {
         let lost = self.lost_lines();
         {
@@ -330,15 +324,15 @@ impl LogWriter {
     }
 }
 
-/// A gzip member: files of several of them are what `zcat` reads as one. (RFC 1952 §2.2)
+/// A gzip member; `zcat` reads a file of several members as one. (RFC 1952 §2.2)
 fn compress(batch: &[u8], level: u32) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::with_capacity(batch.len() / 4 + 64), Compression::new(level));
-    // Writing to memory never fails.
+    // Writing to memory cannot fail.
     let _ = encoder.write_all(batch);
     encoder.finish().unwrap_or_default()
 }
 
-/// Which file a descriptor leads to: reopening puts another one there.
+/// Identity of the file behind a descriptor, which changes when it is reopened.
 #[derive(Clone, Copy, Debug)]
 struct FileIdentity {
     device: rustix::fs::Dev,
@@ -351,7 +345,7 @@ impl FileIdentity {
         Some(FileIdentity { device: stat.st_dev, inode: stat.st_ino })
     }
 
-    /// Whether this is the file that is written to, with something in it.
+    /// `true` if this file is still the one written to, and it is not empty.
     fn is_still_cut(self, output: &Output) -> bool {
         let Ok(stat) = rustix::fs::fstat(output.descriptor()) else { return true };
         let is_regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
@@ -359,7 +353,7 @@ impl FileIdentity {
     }
 }
 
-/// The error comes with how many bytes were left.
+/// An error comes with the number of bytes left.
 fn write_all(output: &Output, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -373,11 +367,11 @@ fn write_all(output: &Output, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
     Ok(())
 }
 
-/// What writers for syslog servers are told apart by: the server, how, by which name and whom that trusts.
+/// Key of writers for syslog servers: server, transport, certificate name and trusted authorities.
 type SyslogKey = (SyslogServer, Carrier, Box<str>, u64);
 
-/// The writers of this process, by path: whoever logs to the same file shares
-/// one queue, so that lines keep their order across a reload.
+/// Writers of this process, by path. All logs to the same file share one queue, so that lines keep their order across a
+/// reload.
 #[derive(Debug, Default)]
 pub struct Writers {
     files: Mutex<HashMap<PathBuf, Weak<LogWriter>>>,
@@ -393,7 +387,7 @@ impl Writers {
         WRITERS.get_or_init(Writers::default)
     }
 
-    /// How lines look that tell of a log which cannot be written.
+    /// Sets the form of messages about failing logs.
     pub fn set_report_form(&self, form: LineForm) {
         self.reports_json.store(form == LineForm::Json, Ordering::Relaxed);
     }
@@ -412,7 +406,7 @@ impl Writers {
         writer
     }
 
-    /// The writer for a syslog server, which all who log there share.
+    /// The writer for a syslog server, shared by all logs to it.
     pub(super) fn syslog(&self, settings: &SyslogSettings, secure: Option<Arc<dyn Secure>>) -> Arc<LogWriter> {
         let (server, carrier) = (&settings.server, settings.carrier);
         let (name, identity) = match &secure {
@@ -436,17 +430,16 @@ impl Writers {
         writer
     }
 
-    /// The writer for standard error: a pipe that nobody reads must not hold up a
-    /// loop either.
+    /// The writer for standard error, which may be a pipe without a reader and so must not be written by a loop either.
     pub fn stderr(&self) -> &Arc<LogWriter> {
         self.stderr.get_or_init(|| Arc::new(LogWriter::new(Output::Stderr)))
     }
 }
 
-/// A thread that writes, started with the first line. Files have one, standard error
-/// and syslog others: a pipe or a socket that nobody reads holds up nothing else.
+/// A writing thread, started with the first line. Files, standard error and syslog have one each, so a pipe or socket
+/// without a reader blocks nothing else.
 struct WriterThread {
-    /// Without it lines are written where they arise.
+    /// If `false`, lines are written by the calling thread.
     is_there: bool,
     dirty: Mutex<Dirty>,
     changed: Condvar,
@@ -454,7 +447,7 @@ struct WriterThread {
 
 #[derive(Default)]
 struct Dirty {
-    /// Each writer stands here at most once (`Queue::is_scheduled`).
+    /// Contains each writer at most once (`Queue::is_scheduled`).
     writers: Vec<Arc<LogWriter>>,
     is_writing: bool,
 }
@@ -464,7 +457,7 @@ static STDERR: OnceLock<WriterThread> = OnceLock::new();
 static SYSLOG: OnceLock<WriterThread> = OnceLock::new();
 
 impl Output {
-    /// Where bytes are written to.
+    /// Descriptor to write to.
     fn descriptor(&self) -> BorrowedFd<'_> {
         match self {
             Output::File(file) => file.as_fd(),
@@ -473,7 +466,7 @@ impl Output {
         }
     }
 
-    /// The thread that writes to it.
+    /// Thread that writes to it.
     fn thread(&self) -> &'static WriterThread {
         match self {
             Output::File(_) => WriterThread::get(&FILES, "log"),
@@ -485,7 +478,7 @@ impl Output {
 }
 
 impl WriterThread {
-    /// The thread of this place, started when it is first asked for.
+    /// The thread of this place, started at the first call.
     fn get(place: &'static OnceLock<WriterThread>, name: &str) -> &'static WriterThread {
         place.get_or_init(|| {
             let run = move || {
@@ -507,7 +500,7 @@ impl WriterThread {
 
     fn run(&self) {
         let mut spare = Vec::new();
-        // Those that were large lately. Each is there once, and none that nobody else holds any more.
+        // Writers that were recently large, each once and only while they have other owners.
         let mut swollen: Vec<Weak<LogWriter>> = Vec::new();
         loop {
             let writers = {
@@ -543,7 +536,7 @@ impl WriterThread {
     }
 }
 
-/// Waits until everything that was logged is written, or until the deadline.
+/// Waits until all log lines are written, or until the deadline.
 pub(super) fn finish(deadline: Instant) {
     for thread in [&FILES, &SYSLOG, &STDERR].into_iter().filter_map(OnceLock::get) {
         let mut dirty = thread.dirty.lock();
@@ -556,7 +549,7 @@ pub(super) fn finish(deadline: Instant) {
     let syslogs: Vec<_> = Writers::of_process().syslogs.lock().values().filter_map(Weak::upgrade).collect();
     for writer in syslogs.iter().filter(|writer| matches!(writer.file, Output::Stream(_))) {
         let mut queue = writer.queue.lock();
-        // A server that has failed is not waited for.
+        // A failed server is not awaited.
         while queue.is_scheduled && !queue.is_stuck {
             if writer.done.wait_until(&mut queue, deadline).timed_out() {
                 break;
@@ -588,7 +581,7 @@ mod tests {
             String::from_utf8(bytes).unwrap()
         };
         let writer = LogWriter::new(Output::File(file));
-        // More than a pipe holds, which is no multiple of a line.
+        // More than the capacity of a pipe, and not a multiple of a line.
         let lines = format!("{:099}\n", 7).repeat(20_000);
         let has_lost = || writer.write(lines.as_bytes()).is_err();
         assert!(has_lost() && has_lost(), "the second finds no room at all");
@@ -622,14 +615,14 @@ mod tests {
         let line = [b'x'; 1000];
         let burst = |bytes: usize| {
             let mut queue = writer.queue.lock();
-            // As if the thread had been told already: it stays out of this.
+            // Keeps the thread out, as if it had been woken already.
             queue.is_scheduled = true;
             (0..bytes / line.len()).for_each(|_| queue.bytes.extend_from_slice(&line));
         };
         let capacity = || writer.queue.lock().bytes.capacity();
         let mut spare = Vec::new();
 
-        // What is usual is kept, and never looked after.
+        // Usual memory is kept and not tracked.
         burst(BATCH_BYTES_USUAL);
         writer.write_batch(&mut spare);
         assert!(!writer.is_swollen());
@@ -641,7 +634,7 @@ mod tests {
         writer.write_batch(&mut spare);
         assert!(writer.is_swollen() && capacity() >= QUEUE_BYTES_MAX, "{}", capacity());
 
-        // While it goes on nothing is given back that would have to be taken again.
+        // During a burst nothing is freed that would be needed again.
         let now = Instant::now();
         assert!(writer.shrink(now));
         assert!(capacity() >= QUEUE_BYTES_MAX);
