@@ -1,16 +1,16 @@
-//! Asking the name servers: over UDP, over TCP where that is wanted, one server after the other until one answers.
+//! Queries to name servers: over UDP, over TCP if needed, one server after the other until one answers.
 //!
 //! ```text
 //! server 1 ── UDP: A and AAAA ──► both answered ───────────────► done
-//!    │                            truncated, or much is forged ─► TCP ─► done
-//!    │ nothing within 5 s, or nobody is there
+//!    │                            truncated, or many forgeries ─► TCP ─► done
+//!    │ nothing within 5 s, or unreachable
 //!    ▼
-//! server 2 … and round again, for as long as somebody wants to know
+//! server 2 … and round again, while anything waits for the result
 //! ```
 //!
-//! Each try has a socket of its own, and so a port that nobody can foretell, and numbers that nobody can; what does not
-//! come from the server, or is not the answer to a question, is ignored. An answer is final, whatever it says: as in
-//! nginx, a server that fails is not made up for by another one.
+//! Each attempt has its own socket, and so an unpredictable port, and unpredictable query IDs. Datagrams from other
+//! senders and those that do not match a question are ignored. A response is final, whatever it says: as in nginx, no
+//! other server is asked after a failing one.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,44 +23,44 @@ use smallvec::SmallVec;
 use super::message::{Answer, Content, DnsName, Kind, Offence, Question};
 use gale_base::log_level::Level;
 
-/// How long a server is waited for before the next one is asked, as in nginx.
+/// Time after which the next server is asked, as in nginx.
 const RESEND_AFTER: Duration = Duration::from_secs(5);
 
-/// How long a conversation over TCP may take, as in nginx.
+/// Timeout of an exchange over TCP, as in nginx.
 const TCP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The largest answer over UDP, as in nginx: we announce no more than 512, and servers send no more.
+/// Largest response over UDP, as in nginx. Queries announce at most 512, and servers send no more.
 const DATAGRAM_BYTES_MAX: usize = 4096;
 
-/// What is received at once over TCP.
+/// Size of one receive over TCP.
 const RECEIVE_BYTES: usize = 4096;
 
-/// So many answers that are none are looked at on one socket. Who guesses has that many of 65,536 numbers for a port
-/// that he had to guess, too; then TCP decides, which cannot be forged from afar.
+/// Invalid responses that are accepted on one socket. An attacker thus gets that many guesses of 65,536 IDs, for a port
+/// that has to be guessed as well; then TCP decides, which an off-path attacker cannot forge.
 const OFFENCES_MAX: u32 = 32;
 
-/// The questions of one name, which are asked together.
+/// Questions about one name, which are sent together.
 pub(super) type Asked = SmallVec<[(Kind, Option<Answer>); 2]>;
 
-/// What is told while asking.
+/// Receiver of events during a query.
 pub(super) trait Report {
     fn report(&self, level: Level, message: &dyn std::fmt::Display, server: SocketAddr);
-    /// A server has not answered in time.
+    /// Counts a server that has not answered in time.
     fn note_silence(&self);
-    /// Whether anybody waits for the answer.
+    /// `true` if anything waits for the answer.
     fn is_wanted(&self) -> bool;
 }
 
-/// Why a server has not answered everything.
+/// Reason why a server has not answered everything.
 enum Silence {
-    /// Its time is over.
+    /// The timeout has elapsed.
     Elapsed,
-    /// Nobody is there.
+    /// The server is unreachable.
     Absent,
 }
 
-/// Asks the servers in turn, `first` first, until one has answered all questions. False when nobody wants to know any
-/// more.
+/// Asks the servers in turn, from `first` on, until one has answered all questions. Returns `false` once nothing waits
+/// for the answer.
 pub(super) async fn ask(
     servers: &[SocketAddr],
     first: usize,
@@ -79,7 +79,7 @@ pub(super) async fn ask(
             }
             Err(Silence::Absent) => {
                 absent += 1;
-                // The next one is asked at once, but not round and round.
+                // The next server is asked at once, but a full round takes the whole timeout.
                 if absent % servers.len() == 0 {
                     sleep_until(deadline).await;
                 }
@@ -122,7 +122,7 @@ async fn ask_server(
             Ok((index, answer)) => asked[index].1 = Some(answer),
             Err(offence) => {
                 offences += 1;
-                // The others are of the same kind, or forged.
+                // Further ones are similar, or forged.
                 if offences == 1 {
                     report.report(Level::Error, &offence, server);
                 }
@@ -142,7 +142,7 @@ async fn ask_server(
     Ok(())
 }
 
-/// Which question is answered, and how.
+/// Index of the question that a response answers, and the answer.
 fn find_question<'q>(
     asked: &Asked,
     bytes: &[u8],
@@ -156,7 +156,7 @@ fn find_question<'q>(
                 offence = Offence::Unexpected { name: question(index, *kind).name.clone() };
             }
             Ok(answer) => return Ok((index, answer)),
-            // An answer with the wrong number is none to either question; with the right one, it is to that.
+            // A response with the wrong ID answers neither question; one with the right ID belongs to that question.
             Err(other @ Offence::WrongId { .. }) if index == 0 => offence = other,
             Err(Offence::WrongId { .. }) => {}
             Err(other) => offence = other,
@@ -165,7 +165,7 @@ fn find_question<'q>(
     Err(offence)
 }
 
-/// Errors: told already.
+/// Errors were reported already.
 async fn ask_by_tcp(server: SocketAddr, question: Question<'_>, report: &impl Report) -> Result<Answer, Silence> {
     let answer = match timeout(TCP_TIMEOUT, converse(server, &question.to_bytes())).await {
         Ok(Ok(bytes)) => question.read_answer(&bytes, true),
@@ -182,7 +182,7 @@ async fn ask_by_tcp(server: SocketAddr, question: Question<'_>, report: &impl Re
     })
 }
 
-/// Sends a query and receives one message: each has its length before it. (RFC 1035 §4.2.2)
+/// Sends a query and receives one response, each with its length before it. (RFC 1035 §4.2.2)
 async fn converse(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     let stream = Stream::connect(&server.into()).await?;
     let mut output = Output::new();
@@ -197,7 +197,7 @@ async fn converse(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
         received.extend_from_slice(input.readable());
         input.consume(input.len());
         if let Some((length, rest)) = received.split_first_chunk::<2>() {
-            // So there is no more of it than 65,535 bytes, and what was received with them.
+            // The response is thus bounded by 65,535 bytes and those received with it.
             let length = usize::from(u16::from_be_bytes(*length));
             if let Some(message) = rest.get(..length) {
                 return Ok(message.to_vec());

@@ -1,8 +1,7 @@
-//! What name servers have said, for as long as it may be believed.
+//! Cache of DNS answers within their time to live.
 //!
-//! Bound: a number of entries. At it, what is not believed any more goes, and if that makes too little room, the
-//! quarter that was not asked for the longest; so an entry costs a constant time in the mean, whoever chooses the
-//! names.
+//! It holds a bounded number of entries. At the bound, expired entries are evicted, and if that is not enough, the
+//! least recently used quarter. So the amortised cost of an entry is constant, even if an attacker chooses the names.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,10 +9,10 @@ use std::hash::Hash;
 use gale_runtime::Moment;
 
 pub(super) struct Cache<K, V> {
-    /// The standard library's, whose hash is made for keys from strangers.
+    /// The standard library's map, whose hash is safe for untrusted keys.
     entries: HashMap<K, Entry<V>>,
     entries_max: usize,
-    /// Counts what is asked for, to tell what was not for long.
+    /// Counter of look-ups, which orders entries by last use.
     clock: u64,
 }
 
@@ -28,7 +27,7 @@ impl<K: Hash + Eq, V> Cache<K, V> {
         Cache { entries: HashMap::new(), entries_max, clock: 0 }
     }
 
-    /// What is known, if it may still be believed.
+    /// A cached value that has not expired.
     pub fn get(&mut self, key: &K, now: Moment) -> Option<(&V, Moment)> {
         self.clock += 1;
         let entry = self.entries.get_mut(key).filter(|entry| entry.until > now)?;

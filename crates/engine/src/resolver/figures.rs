@@ -1,11 +1,11 @@
-//! What is counted of name servers: questions by kind, answers by what they say. (`status_zone=`)
+//! Counters of name servers: questions by kind, responses by result. (`status_zone=`)
 
 use gale_base::tally::Tally;
 
 use super::message::{Content, Kind};
 use super::{ResolveError, Servers};
 
-/// Questions and answers, in the order of their figures.
+/// Counters of questions and responses, in the order of the figures.
 #[derive(Clone, Copy)]
 enum Counter {
     Names,
@@ -21,30 +21,30 @@ enum Counter {
 
 const COUNTERS: usize = 9;
 
-/// See the file's head.
+/// Counters of name servers.
 #[derive(Debug, Default)]
 pub struct ResolverZone(Tally<COUNTERS>);
 
-/// The figures of name servers.
+/// Figures of name servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResolverFigures {
-    /// Questions for addresses of names.
+    /// Questions for addresses of names (A, AAAA).
     pub names: u64,
-    /// Questions for servers of services.
+    /// Questions for services (SRV).
     pub services: u64,
-    /// Questions for names of addresses.
+    /// Questions for names of addresses (PTR).
     pub addresses: u64,
-    /// Answers that have what was asked for.
+    /// Responses with the requested data.
     pub no_error: u64,
-    /// Answers: the name servers failed.
+    /// Responses: server failure.
     pub server_failure: u64,
-    /// Answers: there is nothing of that name.
+    /// Responses: name not found.
     pub not_found: u64,
-    /// Answers: that is not answered.
+    /// Responses: not implemented.
     pub unimplemented: u64,
-    /// Answers: we are not answered.
+    /// Responses: query refused.
     pub refused: u64,
-    /// Tries without an answer in time.
+    /// Attempts that timed out.
     pub timed_out: u64,
 }
 
@@ -75,7 +75,7 @@ impl ResolverZone {
         self.count(Counter::TimedOut);
     }
 
-    /// The figures by now.
+    /// Current figures.
     pub fn figures(&self) -> ResolverFigures {
         let counters = self.0.since_reset();
         let of = |counter: Counter| counters[counter as usize];
@@ -92,14 +92,14 @@ impl ResolverZone {
         }
     }
 
-    /// What was counted so far counts no more.
+    /// Resets the figures.
     pub fn reset(&self) {
         self.0.reset();
     }
 }
 
 impl Servers {
-    /// Where what is asked of them is counted, if anywhere.
+    /// Counters of these servers, if they are counted.
     pub(super) fn zone(&self) -> Option<&ResolverZone> {
         self.counted.as_ref().map(|counted| &*counted.0)
     }

@@ -1,8 +1,8 @@
-//! DNS messages: a question to bytes, bytes to the answer of that question. (RFC 1035 §4)
+//! DNS messages: encodes a question and parses the answer to it. (RFC 1035 §4)
 //!
-//! Sees neither sockets nor clocks. What is not the answer to the question that was asked is an [`Offence`], with
-//! nginx's words; an answer that says "no" is an answer. Whatever the bytes are, the work is bounded: names are
-//! followed as far as the library lets compression go, aliases and records as far as the constants say.
+//! Uses neither sockets nor clocks. A message that does not answer the question is an [`Offence`], in nginx's words; a
+//! negative answer is an answer. The work is bounded whatever the bytes: the library limits compression pointers, the
+//! constants limit aliases and records.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,29 +15,29 @@ use domain::rdata::{A, Aaaa, Cname, Ptr, Soa, Srv};
 
 use super::ResolveError;
 
-/// Aliases that one answer may lead through: resolvers follow no more themselves (BIND 11, Unbound 11).
+/// Most aliases in one answer; resolvers do not follow more either (BIND 11, Unbound 11).
 const ALIASES_MAX: usize = 16;
 
-/// Addresses taken of one answer: twice what a datagram has room for, and a bound on what a name takes in the cache.
+/// Most addresses of one answer: twice what fits a datagram, and a bound on a name's size in the cache.
 const RECORDS_MAX: usize = 64;
 
-/// No record is believed for longer: a week. (RFC 8767 §4)
+/// Longest time to live, in seconds: a week. (RFC 8767 §4)
 pub(super) const TTL_MAX: u32 = 7 * 24 * 3600;
 
-/// Bytes of a query: a header, a name of 255 bytes, type and class.
+/// Size of a query: header, a name of 255 bytes, type and class.
 const QUERY_BYTES_MAX: usize = 12 + 255 + 4;
 
-/// A name in wire format and lower case: compared and hashed as bytes.
+/// A name in wire format and lower case, compared and hashed as bytes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct DnsName(Name<Vec<u8>>);
 
 impl DnsName {
-    /// From text as nginx reads it: labels between dots, one dot may follow. `None` for what is no name.
+    /// Parses a name as nginx does: labels between dots, with an optional dot at the end. `None` if it is invalid.
     pub fn from_text(text: &[u8]) -> Option<DnsName> {
         let text = text.strip_suffix(b".").unwrap_or(text);
         let mut builder = NameBuilder::new_vec();
         for label in text.split(|&byte| byte == b'.') {
-            // The library takes an empty label for nothing.
+            // The library ignores an empty label.
             if label.is_empty() {
                 return None;
             }
@@ -46,7 +46,7 @@ impl DnsName {
         builder.into_name().ok().map(DnsName)
     }
 
-    /// The name under which an address has its name. (RFC 1035 §3.5, RFC 3596 §2.5)
+    /// Name for the reverse lookup of an address. (RFC 1035 §3.5, RFC 3596 §2.5)
     pub fn of_address(address: IpAddr) -> DnsName {
         DnsName(Name::reverse_from_addr(address).expect("such a name is short"))
     }
@@ -55,7 +55,7 @@ impl DnsName {
         DnsName(name.to_canonical_name())
     }
 
-    /// The root, with which a server says that there is nothing. (RFC 2782)
+    /// `true` for the root, which in an SRV record means that there is no service. (RFC 2782)
     pub fn is_root(&self) -> bool {
         self.0.is_root()
     }
@@ -67,7 +67,7 @@ impl fmt::Display for DnsName {
     }
 }
 
-/// What can be asked of a name.
+/// Kind of a question.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Kind {
     A,
@@ -87,7 +87,7 @@ impl Kind {
     }
 }
 
-/// One question, with the number that its answer has to have.
+/// One question, with the ID that the response must have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question<'q> {
     pub id: u16,
@@ -95,16 +95,16 @@ pub(super) struct Question<'q> {
     pub kind: Kind,
 }
 
-/// What a server says to a question.
+/// A server's answer to a question.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Answer {
     pub content: Content,
-    /// How long it may be believed; for [`Content::Nothing`] and errors nothing but what the zone says of such.
+    /// Time to live; for [`Content::Nothing`] and errors it comes from the zone's SOA record.
     pub ttl: Option<Duration>,
 }
 
 impl Answer {
-    /// Its aliases lead nowhere: who asks again gets the same.
+    /// Answer for aliases that form a loop; asking again would give the same.
     fn of_broken_zone() -> Answer {
         Answer { content: Content::Error(ResolveError::NotFound), ttl: None }
     }
@@ -112,20 +112,20 @@ impl Answer {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Content {
-    /// In the server's order.
+    /// Addresses in the server's order.
     Addresses(Vec<IpAddr>),
-    /// Another name, whose records the server did not add.
+    /// Another name, whose records are not in the answer.
     Alias(DnsName),
     Pointer(DnsName),
     Services(Vec<Service>),
-    /// The name is there, and has nothing of this kind.
+    /// The name exists, but has no records of this kind.
     Nothing,
     Error(ResolveError),
-    /// It did not fit: to be asked over TCP.
+    /// The answer was truncated; TCP is needed.
     Truncated,
 }
 
-/// Where a service is. (RFC 2782)
+/// Location of a service. (RFC 2782)
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Service {
     pub priority: u16,
@@ -134,12 +134,12 @@ pub(super) struct Service {
     pub target: DnsName,
 }
 
-/// Why bytes are not the answer to a question.
+/// Reason why bytes are not the answer to a question.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Offence {
     /// Shorter than a header.
     Short,
-    /// No answer to a query, or one that must not be truncated and is.
+    /// Not a response to a query, or truncated where that is not allowed.
     Invalid {
         id: u16,
         flags: u16,
@@ -153,12 +153,12 @@ pub(super) enum Offence {
     Unexpected {
         name: DnsName,
     },
-    /// The server did not understand us, or answers with a code that there is not.
+    /// The server did not understand the query, or the response code is unknown.
     Code {
         code: u8,
         id: u16,
     },
-    /// What is in it is broken.
+    /// The contents are malformed.
     Malformed,
 }
 
@@ -180,7 +180,7 @@ impl fmt::Display for Offence {
 }
 
 impl Question<'_> {
-    /// The query. Recursion is desired.
+    /// The query, with recursion desired.
     pub fn to_bytes(self) -> Vec<u8> {
         let target = Vec::with_capacity(QUERY_BYTES_MAX);
         let mut builder = MessageBuilder::from_target(target).expect("memory has room").question();
@@ -190,7 +190,7 @@ impl Question<'_> {
         builder.finish()
     }
 
-    /// What `bytes` say to this question.
+    /// Parses the answer to this question.
     pub fn read_answer(self, bytes: &[u8], is_tcp: bool) -> Result<Answer, Offence> {
         let message = Message::from_slice(bytes).map_err(|_| Offence::Short)?;
         let header = message.header();
@@ -207,7 +207,7 @@ impl Question<'_> {
             Rcode::NXDOMAIN => Some(ResolveError::NotFound),
             Rcode::NOTIMP => Some(ResolveError::Unimplemented),
             Rcode::REFUSED => Some(ResolveError::Refused),
-            // As in nginx, who gets this is asked once more.
+            // As in nginx the query is then repeated.
             code => return Err(Offence::Code { code: code.to_int(), id: self.id }),
         };
         let is_ours = message.sole_question().is_ok_and(|question| {
@@ -227,7 +227,7 @@ impl Question<'_> {
         self.read_records(message).ok_or(Offence::Malformed)
     }
 
-    /// `None` for what is broken.
+    /// `None` if the message is malformed.
     fn read_records(self, message: &Message<[u8]>) -> Option<Answer> {
         let mut records: Vec<ParsedRecord<'_, [u8]>> = Vec::new();
         let mut aliases = Vec::new();
@@ -245,7 +245,7 @@ impl Question<'_> {
                 records.push(record);
             }
         }
-        // Where the aliases lead, whatever their order.
+        // Follows the aliases, whatever their order.
         let mut ttl = TTL_MAX;
         let mut names = vec![self.name.clone()];
         while let Some(alias) = aliases.iter().find(|alias| alias.owner().name_eq(&names[names.len() - 1].0)) {
@@ -280,7 +280,7 @@ impl Question<'_> {
     }
 }
 
-/// What is made of the data of each record; `None` if one is broken.
+/// Converts the data of each record; `None` if one is malformed.
 fn data<'a, D, T>(records: &[ParsedRecord<'a, [u8]>], make: impl Fn(&D) -> T) -> Option<Vec<T>>
 where
     D: domain::base::rdata::ParseRecordData<'a, [u8]>,
@@ -288,12 +288,12 @@ where
     records.iter().map(|record| Some(make(record.to_record::<D>().ok()??.data()))).collect()
 }
 
-/// What a time to live means. (RFC 2181 §8)
+/// Effective time to live. (RFC 2181 §8)
 fn seconds(ttl: u32) -> u32 {
     if ttl > i32::MAX as u32 { 0 } else { ttl.min(TTL_MAX) }
 }
 
-/// How long the zone lets us believe that there is nothing; `None` if it does not say. (RFC 2308 §5)
+/// Time to live of a negative answer; `None` without an SOA record. (RFC 2308 §5)
 fn negative_ttl(message: &Message<[u8]>) -> Option<Duration> {
     let mut authority = message.authority().ok()?.limit_to_in::<Soa<ParsedName<&[u8]>>>();
     let record = authority.next()?.ok()?;
@@ -309,7 +309,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The answer to `question` with an alias, two addresses, and a record of the zone.
+    /// A response to `question` with an alias, two addresses, and a record of the zone.
     fn answer(question: Question<'_>) -> Vec<u8> {
         let query = question.to_bytes();
         let query = Message::from_octets(&query[..]).unwrap();
@@ -336,7 +336,7 @@ mod tests {
         let question = Question { id: 7, name: &name, kind: Kind::A };
         let read = question.read_answer(&answer(question), false).unwrap();
         let addresses = [[192, 0, 2, 1], [192, 0, 2, 2]].map(IpAddr::from).to_vec();
-        // A time of more than 31 bits is none.
+        // A time to live of more than 31 bits counts as zero.
         assert_eq!(read, Answer { content: Content::Addresses(addresses), ttl: Some(Duration::ZERO) });
     }
 
@@ -353,7 +353,7 @@ mod tests {
                 for value in 0..=255 {
                     let mut bytes = good.clone();
                     bytes[place] = value;
-                    // One or the other.
+                    // Over UDP or TCP.
                     let _ = question.read_answer(&bytes, value % 2 == 0);
                 }
             }

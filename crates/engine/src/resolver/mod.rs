@@ -1,18 +1,16 @@
-//! Names to addresses while requests run, without holding up anybody: the directive `resolver`.
+//! Asynchronous name resolution at run time: the directive `resolver`.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#resolver>)
 //!
 //! ```text
 //! resolve(name) ─► cache ─► known ───────────────────────────────────► answer
 //!                    │ no     ▲                                          ▲
 //!                    ▼        └──────────────┐                           │
-//!                 lookup of this name ─► task asks the servers ─► all who wait for it
+//!                 lookup of this name ─► task asks the servers ─► all that wait for it
 //! ```
 //!
-//! Each event loop has its own resolvers, caches and sockets, as each worker process of nginx has. However many ask for
-//! one name at the same time, it is asked for once, and the task goes on for the others when one of them gives up. A
-//! reload keeps what is known, unless the directive changed.
-//!
-//! It never reads `/etc/hosts` or `/etc/resolv.conf`: neither does nginx's.
+//! Each event loop has its own resolvers, caches and sockets, as each worker process of nginx has. Concurrent requests
+//! for one name share a single lookup, which continues when one of them gives up. A reload keeps the cache unless the
+//! directive changed. As in nginx `/etc/hosts` and `/etc/resolv.conf` are never read.
 
 mod asking;
 mod cache;
@@ -45,44 +43,44 @@ pub use self::settings::ResolverSettings;
 use crate::log::ErrorLog;
 use gale_base::log_level::Level;
 
-/// Names that a resolver remembers: more than a server has upstreams, and some megabytes at most if strangers choose
-/// them.
+/// Most names in a resolver's cache: more than a server has upstreams, and at most some megabytes if untrusted clients
+/// choose them.
 const NAMES_MAX: usize = 4096;
 
-/// Resolvers that a loop keeps although no configuration may have them any more.
+/// Most resolvers that a loop keeps although no configuration may refer to them.
 const KEPT_MAX: usize = 64;
 
-/// Names that are asked for at the same time: each has a socket.
+/// Most concurrent lookups; each has a socket.
 const LOOKUPS_MAX: usize = 512;
 
-/// Aliases followed from name to name, as in nginx.
+/// Most aliases followed from name to name, as in nginx.
 const ALIASES_MAX: usize = 50;
 
-/// That there is nothing is believed no longer than this, and no longer than the zone says; nginx tells those who ask
-/// periodically to come back after this time.
+/// Longest time that a negative answer is cached; the zone may shorten it. It is the time after which nginx lets
+/// periodic queries ask again.
 const NOTHING_VALID_MAX: Duration = Duration::from_secs(10);
 
-/// Servers taken of one service.
+/// Most servers of one service.
 const SERVICES_MAX: usize = 64;
 
-/// Why a name has no address.
+/// Reason why a name has no address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ResolveError {
     /// The name servers failed.
     ServerFailure,
-    /// There is no such name, or nothing of the kind that was wanted.
+    /// The name, or a record of the requested kind, does not exist.
     NotFound,
-    /// The name server does not answer such questions.
+    /// The name server does not support the query.
     Unimplemented,
-    /// The name server does not answer us.
+    /// The name server refused the query.
     Refused,
-    /// No answer in time.
+    /// No response in time.
     TimedOut,
-    /// Too many names are being resolved.
+    /// Too many concurrent lookups.
     Busy,
 }
 
-/// As nginx writes them: `3: Host not found`.
+/// nginx's words: `3: Host not found`.
 impl fmt::Display for ResolveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -98,12 +96,12 @@ impl fmt::Display for ResolveError {
 
 impl std::error::Error for ResolveError {}
 
-/// What a name stands for.
+/// Result of a lookup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resolved<T> {
-    /// Never empty; each who asks gets another order.
+    /// Never empty; rotated for each caller.
     pub found: Vec<T>,
-    /// Until when that may be believed; `None` for ever.
+    /// Time of expiry; `None` for never.
     pub valid_until: Option<Moment>,
 }
 
@@ -114,19 +112,19 @@ pub struct ServiceAddress {
     pub address: SocketAddr,
     /// Its name.
     pub name: Arc<str>,
-    /// Servers of a lower number are asked first.
+    /// Priority; lower values are used first.
     pub priority: u16,
-    /// Its share among those of its priority.
+    /// Weight among servers of the same priority.
     pub weight: u16,
 }
 
-/// The resolvers of one event loop.
+/// Resolvers of one event loop.
 #[derive(Default)]
 pub struct Resolvers(Vec<(Arc<ResolverSettings>, Rc<Resolver>)>);
 
 impl Resolvers {
-    /// The resolver of a directive, made when it is first needed. One that is set as another one is that one, also when
-    /// that is of a configuration that was replaced.
+    /// The resolver of a directive, created when first needed. Directives with the same settings share one, also with
+    /// those of a configuration that was replaced.
     pub fn get(&mut self, settings: &Arc<ResolverSettings>, log: &Arc<ErrorLog>) -> Rc<Resolver> {
         if let Some((_, known)) = self.0.iter().find(|(known, _)| Arc::ptr_eq(known, settings)) {
             return Rc::clone(known);
@@ -134,10 +132,10 @@ impl Resolvers {
         let servers = Servers::of(settings);
         let same = self.0.iter().find(|(_, known)| known.servers == servers);
         let resolver = same.map_or_else(|| Resolver::of(servers, log), |(_, known)| Rc::clone(known));
-        // Messages go where the newest configuration says.
+        // Messages go to the newest configuration's log.
         resolver.log.replace(Arc::clone(log));
-        // Bound: the directives of configurations that are still in use, and some more, so that a reload finds all of
-        // them again whichever is asked for first.
+        // Keeps those of configurations still in use and some more, so that a reload finds all of them again in any
+        // order.
         if self.0.len() >= KEPT_MAX {
             self.0.retain(|(settings, _)| Arc::strong_count(settings) > 1);
         }
@@ -146,7 +144,7 @@ impl Resolvers {
     }
 }
 
-/// What a directive comes to once names of servers have been looked up.
+/// Settings of a directive, after the names of servers were resolved.
 #[derive(PartialEq, Eq)]
 struct Servers {
     addresses: Vec<SocketAddr>,
@@ -155,7 +153,7 @@ struct Servers {
     counted: Option<Counted>,
 }
 
-/// Where questions and answers are counted: each zone is another.
+/// Counters of questions and responses; zones are equal only if identical.
 struct Counted(Arc<ResolverZone>);
 
 impl PartialEq for Counted {
@@ -178,17 +176,17 @@ impl Servers {
     }
 }
 
-/// One resolver: its name servers, and what it knows.
+/// A resolver: its name servers and its cache.
 pub struct Resolver {
     servers: Servers,
     log: RefCell<Arc<ErrorLog>>,
     cache: RefCell<Cache<Key, Rc<Found>>>,
     lookups: RefCell<HashMap<Key, Rc<Lookup>>>,
-    /// Whom the next name is asked of first.
+    /// Server that the next lookup asks first.
     next_server: Cell<usize>,
 }
 
-/// What is wanted to know.
+/// Subject of a lookup.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     name: DnsName,
@@ -202,7 +200,7 @@ enum What {
     Pointer,
 }
 
-/// What is known.
+/// Result in the cache.
 enum Found {
     Addresses {
         v4: Vec<IpAddr>,
@@ -211,11 +209,11 @@ enum Found {
     Services(Vec<Service>),
     Pointer(DnsName),
     Alias(DnsName),
-    /// That there is nothing.
+    /// No records.
     Nothing,
 }
 
-/// What is known, and until when.
+/// A result and its expiry.
 #[derive(Clone)]
 struct Known {
     found: Rc<Found>,
@@ -225,7 +223,7 @@ struct Known {
 type Outcome = Result<Known, ResolveError>;
 
 impl Resolver {
-    /// The resolver of these settings on the running loop. Usually [`Resolvers::get`] makes it.
+    /// Creates a resolver of these settings on the running loop. Usually [`Resolvers::get`] does.
     pub fn new(settings: &ResolverSettings, log: &Arc<ErrorLog>) -> Rc<Resolver> {
         Self::of(Servers::of(settings), log)
     }
@@ -240,10 +238,10 @@ impl Resolver {
         })
     }
 
-    /// The addresses of a name, which may be an address itself. A `time_max` of zero waits for ever.
+    /// Resolves a name, or parses it if it is an address. A `time_max` of zero means no timeout.
     ///
     /// # Errors
-    /// Why there are none.
+    /// Why there are no addresses.
     pub async fn resolve(self: &Rc<Self>, name: &[u8], time_max: Duration) -> Result<Resolved<IpAddr>, ResolveError> {
         if let Some(address) = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()) {
             return Ok(Resolved { found: vec![address], valid_until: None });
@@ -252,12 +250,12 @@ impl Resolver {
         within(time_max, self.addresses(name)).await
     }
 
-    /// The servers of a service (SRV): `http` of `example.com` is `_http._tcp.example.com`, `_x._udp` is taken as it
-    /// is. Those of a lower priority number come first; within one the first is drawn by weight. A `time_max` of zero
-    /// waits for ever.
+    /// Resolves a service (SRV): `http` of `example.com` is `_http._tcp.example.com`; `_x._udp` is used as it is. Lower
+    /// priority numbers come first; within a priority the first server is drawn by weight. A `time_max` of zero means
+    /// no timeout.
     ///
     /// # Errors
-    /// Why there are none.
+    /// Why there are no servers.
     pub async fn resolve_service(
         self: &Rc<Self>,
         name: &[u8],
@@ -272,10 +270,10 @@ impl Resolver {
         within(time_max, self.service_addresses(name)).await
     }
 
-    /// The name of an address (PTR). A `time_max` of zero waits for ever.
+    /// Resolves the name of an address (PTR). A `time_max` of zero means no timeout.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why there is no name.
     pub async fn resolve_address(self: &Rc<Self>, address: IpAddr, time_max: Duration) -> Result<String, ResolveError> {
         let key = Key { name: DnsName::of_address(address), what: What::Pointer };
         let known = within(time_max, self.follow(key)).await?;
@@ -301,11 +299,11 @@ impl Resolver {
         let Found::Services(services) = &*known.found else { return Err(ResolveError::NotFound) };
         let services: Vec<&Service> =
             services.iter().filter(|service| !service.target.is_root()).take(SERVICES_MAX).collect();
-        // All are asked for before the first one is waited for.
+        // Starts all lookups before awaiting the first.
         for service in &services {
             let key = Key { name: service.target.clone(), what: What::Addresses };
             if self.known(&key).is_none() {
-                // Whoever waits for it below is told what is wrong.
+                // The loop below reports the error.
                 let _ = self.lookup(&key);
             }
         }
@@ -339,7 +337,7 @@ impl Resolver {
         Ok(Resolved { found: servers.collect(), valid_until: Some(valid_until) })
     }
 
-    /// What is known in the end, where aliases lead.
+    /// Looks up a name and follows its aliases.
     async fn follow(self: &Rc<Self>, mut key: Key) -> Outcome {
         let mut until: Option<Moment> = None;
         for _ in 0..=ALIASES_MAX {
@@ -365,7 +363,7 @@ impl Resolver {
         Some(Known { found: Rc::clone(found), until })
     }
 
-    /// The lookup of a name: the one that is under way, or a new one.
+    /// The lookup of a name: the one in progress, or a new one.
     fn lookup(self: &Rc<Self>, key: &Key) -> Result<Rc<Lookup>, ResolveError> {
         let mut lookups = self.lookups.borrow_mut();
         if let Some(lookup) = lookups.get(key) {
@@ -399,13 +397,13 @@ impl Resolver {
         }
     }
 
-    /// Keeps the outcome that the answers to all questions about a name come to, and returns it. As in nginx an error
-    /// of one kind is one of the name, addresses of one kind are enough, and without any the last answer counts: that
-    /// of IPv6, if that was asked for.
+    /// Combines the answers to all questions about a name, caches the outcome and returns it. As in nginx an error of
+    /// one kind is an error of the name, addresses of one kind suffice, and otherwise the last answer counts: that of
+    /// IPv6, if it was asked for.
     fn conclude(&self, key: &Key, asked: Asked) -> Outcome {
         let now = gale_runtime::now();
         let (mut v4, mut v6, mut last, mut error) = (Vec::new(), Vec::new(), Found::Nothing, None);
-        // What is, and what is not, are believed for different times.
+        // Positive and negative answers have different times to live.
         let (mut ttl, mut nothing_ttl) = (Duration::MAX, Duration::MAX);
         for (kind, answer) in asked {
             let answer = answer.expect("all have been answered");
@@ -414,7 +412,7 @@ impl Resolver {
             }
             let is_nothing = matches!(answer.content, Content::Nothing | Content::Error(_));
             let ttl = if is_nothing { &mut nothing_ttl } else { &mut ttl };
-            // Not kept at all when the zone does not say for how long. (RFC 2308 §5)
+            // Not cached if the zone gives no time to live. (RFC 2308 §5)
             *ttl = (*ttl).min(answer.ttl.unwrap_or_default());
             match answer.content {
                 Content::Addresses(addresses) if kind == Kind::A => v4 = addresses,
@@ -435,7 +433,7 @@ impl Resolver {
         };
         let valid = match &found {
             Found::Nothing => nothing_ttl.min(NOTHING_VALID_MAX),
-            // `valid=0` leaves it to the answer, as in nginx.
+            // `valid=0` keeps the answer's time to live, as in nginx.
             _ => self.servers.valid.filter(|valid| !valid.is_zero()).unwrap_or(ttl),
         };
         let known = Known { found: Rc::new(found), until: now + valid };
@@ -446,7 +444,7 @@ impl Resolver {
     }
 }
 
-/// Who asks for a lookup's name.
+/// Reports for a lookup.
 impl Report for (&Resolver, &Lookup) {
     fn report(&self, level: Level, message: &dyn fmt::Display, server: SocketAddr) {
         let log = Arc::clone(&self.0.log.borrow());
@@ -464,8 +462,7 @@ impl Report for (&Resolver, &Lookup) {
     }
 }
 
-/// A name that is being asked for, and all who wait for it. Each of these is a task with a request of its own, so what
-/// bounds requests bounds them.
+/// A lookup in progress and its waiters. Each waiter is a task of a request, so the limit on requests bounds them.
 #[derive(Default)]
 struct Lookup {
     outcome: OnceCell<Outcome>,
@@ -473,7 +470,7 @@ struct Lookup {
 }
 
 impl Lookup {
-    /// Tells all who wait; the first outcome counts.
+    /// Sets the outcome and wakes the waiters; the first outcome counts.
     fn finish(&self, outcome: Outcome) {
         if self.outcome.set(outcome).is_ok() {
             self.waiters.borrow().iter().for_each(|(_, waker)| waker.wake_by_ref());
@@ -481,7 +478,7 @@ impl Lookup {
     }
 }
 
-/// The end of a lookup, however the task ends.
+/// Guard that ends a lookup, however its task ends.
 struct LookupEnd {
     resolver: Rc<Resolver>,
     key: Key,
@@ -491,12 +488,12 @@ struct LookupEnd {
 impl Drop for LookupEnd {
     fn drop(&mut self) {
         self.resolver.lookups.borrow_mut().remove(&self.key);
-        // Nobody is left to be told, or the task has panicked.
+        // Only has an effect if the task panicked or was aborted.
         self.lookup.finish(Err(ResolveError::ServerFailure));
     }
 }
 
-/// Waits for a lookup.
+/// Future that waits for a lookup.
 struct Waiting {
     lookup: Rc<Lookup>,
     place: Option<usize>,
@@ -537,14 +534,14 @@ async fn within<T>(time_max: Duration, work: impl Future<Output = Result<T, Reso
     gale_runtime::timeout(time_max, work).await.unwrap_or(Err(ResolveError::TimedOut))
 }
 
-/// Has the list begin at a place that chance chooses.
+/// Rotates the list to a random beginning.
 fn rotate<T>(list: &mut [T]) {
     if !list.is_empty() {
         list.rotate_left((gale_runtime::random_u64() % list.len() as u64) as usize);
     }
 }
 
-/// Has the list begin with one that is drawn by weight. (RFC 2782; without weights, with the first)
+/// Moves an element drawn by weight to the front. (RFC 2782; without weights, the first)
 fn draw_first(list: &mut [(&Service, Vec<IpAddr>)]) {
     let weight = |(service, addresses): &(&Service, Vec<IpAddr>)| u64::from(service.weight) * addresses.len() as u64;
     let total: u64 = list.iter().map(weight).sum();

@@ -1,4 +1,4 @@
-//! What a `resolver` directive says; `configuration/resolver.rs` reads it.
+//! Settings of a `resolver` directive; `configuration/resolver.rs` parses it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,31 +11,31 @@ use crate::server_address::HostAddresses;
 #[derive(Debug)]
 pub struct ResolverSettings {
     pub(crate) servers: Vec<NameServer>,
-    /// `valid=`: how long answers are believed, whatever they say themselves.
+    /// `valid=`: overrides the time to live of answers.
     pub valid: Option<Duration>,
-    /// Whether IPv4 addresses are asked for. One of the two is.
+    /// `true` if IPv4 addresses are resolved. At least one of the two is.
     pub ipv4: bool,
-    /// Whether IPv6 addresses are asked for.
+    /// `true` if IPv6 addresses are resolved.
     pub ipv6: bool,
-    /// `status_zone=`: where questions and answers are counted.
+    /// `status_zone=`: counters of questions and responses.
     pub zone: Option<Arc<ResolverZone>>,
 }
 
 #[derive(Debug)]
 pub(crate) enum NameServer {
     Address(SocketAddr),
-    /// A name, looked up with the configuration.
+    /// A name, resolved with the configuration.
     Host(HostAddresses, u16),
 }
 
 impl ResolverSettings {
-    /// These servers and no parameters.
+    /// These servers without parameters.
     pub fn new(servers: impl IntoIterator<Item = SocketAddr>) -> ResolverSettings {
         let servers = servers.into_iter().map(NameServer::Address).collect();
         ResolverSettings { servers, valid: None, ipv4: true, ipv6: true, zone: None }
     }
 
-    /// The name servers' addresses, in order.
+    /// Addresses of the name servers, in order.
     pub fn servers(&self) -> Vec<SocketAddr> {
         let addresses = |server: &NameServer| match server {
             NameServer::Address(address) => vec![*address],
