@@ -1,13 +1,12 @@
-//! Accepting: a loop's share of the listening sockets, and room for what comes.
+//! Accepting connections: a loop's part of the listening sockets, and room for new connections.
 //!
-//! A connection is accepted only if it can be served: while there is no room, the memory for buffers is exhausted or
-//! the process is out of descriptors, connections wait in the kernel. Once accepted, a connection is served. Those that
-//! wait at a socket when this loop stops listening there are still accepted, if there is room for them within a short
-//! time.
+//! A connection is only accepted if it can be served: without room, buffer memory or descriptors, connections wait in
+//! the kernel. An accepted connection is always served. When a loop stops listening on a socket, queued connections are
+//! still accepted if there is room within a short time.
 //!
-//! With `accept_mutex on` the workers take turns on the sockets that they share: one at a time listens. It gives its
-//! turn back with the first connection and tries again when its loop's turn ends, as the others do at the ends of
-//! theirs and after `accept_mutex_delay`; whoever is short of connections lets some of these pass. (nginx's way:
+//! With `accept_mutex on` the workers take turns on shared sockets: one at a time listens. It releases the mutex with
+//! the first connection and tries again at the end of its loop's turn, as the others do at the ends of theirs and after
+//! `accept_mutex_delay`; a worker short of connections skips some of these attempts. (As in nginx:
 //! <https://nginx.org/en/docs/ngx_core_module.html#accept_mutex>)
 
 use std::future::poll_fn;
@@ -27,51 +26,50 @@ use crate::worker::{Search, Worker};
 use gale_base::log_level::Level;
 use gale_process::ListenAddress;
 
-/// How long accepting pauses when the process is out of descriptors, as in nginx.
+/// Pause of accepting when the process is out of descriptors, as in nginx.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 
-/// Most connections that are accepted from a socket before it is closed: the
-/// kernel's own bound on a queue, usually.
+/// Most connections that are accepted from a socket before it is closed; usually the kernel's own limit of a queue.
 const QUEUED_MAX: usize = 65536;
 
-/// How many of them are accepted before the loop's other work has its turn.
+/// Connections accepted from it in each turn of the loop.
 const QUEUED_PER_TURN: usize = 64;
 
-/// How long room is waited for, for connections at a socket that this loop listens to no more: as long as a reload may
-/// take for that without seeming stuck. What is not accepted then is reset with its socket, as nginx does with all that
-/// wait at a removed address.
+/// Longest wait for room for connections on a socket that this loop no longer listens on; a reload may take that long
+/// without seeming stuck. Connections not accepted by then are reset with the socket, as nginx does with all that are
+/// queued at a removed address.
 pub const QUEUED_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// How long a client that has sent nothing is waited for at a deferred socket that is given up. The kernel tells of it
-/// after a second, when it has asked the client once more; this is as much as a round trip longer.
+/// Wait for silent clients on a deferred socket that is given up. The kernel reports such a connection after a second,
+/// when it has asked the client again; this allows a round trip more.
 const SILENT_WAIT: Duration = Duration::from_millis(1200);
 
-/// How long connections are accepted at a Unix socket that is not in the configuration any more: the master removes its
-/// file, by which clients come, at the same time.
+/// Time during which connections are accepted on a Unix socket that was removed from the configuration; the master
+/// unlinks its file at the same time.
 const UNLINK_WAIT: Duration = Duration::from_millis(100);
 
-/// How long accepting pauses when the worker's memory for buffers is exhausted.
+/// Pause of accepting when the worker's buffer memory is exhausted.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Whose turn it is among the loops of this process.
+/// Mutex of accepting among the loops of this process.
 static ACCEPT_MUTEX: AcceptMutex = AcceptMutex::new();
 
-/// Leaves accepting to the other workers: this one stops.
+/// Releases the mutex for other workers, because this one stops.
 pub fn leave_accept_mutex() {
     ACCEPT_MUTEX.hand_over();
 }
 
-/// Accepts from one listening socket for a protocol.
+/// Accepts connections from one listening socket for a protocol.
 pub struct Acceptor {
-    /// What the protocols of this loop share.
+    /// State shared by the protocols of this loop.
     pub worker: Rc<Worker>,
-    /// Who serves the connections.
+    /// Protocol that serves the connections.
     pub protocol: Rc<dyn ProtocolWorker>,
     /// The socket.
     pub listener: Rc<Listener>,
-    /// Where it listens, as the configuration has it.
+    /// Address as configured.
     pub address: Rc<ListenAddress>,
-    /// The workers take turns (`accept_mutex`), and try again after this time.
+    /// Interval of attempts with `accept_mutex`; `None` without it.
     pub accept_mutex_delay: Option<Duration>,
 }
 
@@ -79,7 +77,7 @@ impl Acceptor {
     /// Accepts until the task is aborted.
     pub async fn run(self) {
         let mut turns = self.accept_mutex_delay.map(|delay| Turns::new(&self.listener, delay));
-        // A panic may cost a connection, and never the socket.
+        // A panic may cost a connection, but never the socket.
         while gale_runtime::catch_panic(self.accept_all(turns.as_mut())).await.is_err() {
             pause(&self.listener);
             gale_runtime::sleep(ACCEPT_PAUSE).await;
@@ -96,7 +94,7 @@ impl Acceptor {
             match accepted {
                 Ok((stream, remote)) => {
                     make_room(&self.worker);
-                    // Once accepted it is served, even one above the limit: sent away it would be lost.
+                    // Served even if it exceeds the limit, because closing it would lose it.
                     Rc::clone(&self.protocol).serve(Transport::Plain(stream), remote, &self.address, None);
                 }
                 Err(error) => {
@@ -109,15 +107,15 @@ impl Acceptor {
     }
 }
 
-/// A listening socket that a loop accepts from no more, but for who has come already.
+/// A listening socket that a loop stops using, except for connections already queued.
 pub struct DrainingListener {
-    /// It still is.
+    /// The socket.
     pub listener: Rc<Listener>,
-    /// Where it listens, as the configuration has it.
+    /// Address as configured.
     pub address: Rc<ListenAddress>,
-    /// The kernel tells of a connection when something was sent, or late (`deferred`).
+    /// `true` if the kernel reports connections when data has arrived, or late (`deferred`).
     pub is_deferred: bool,
-    /// Who serves the connections.
+    /// Protocol that serves the connections.
     pub protocol: Rc<dyn ProtocolWorker>,
 }
 
@@ -126,15 +124,15 @@ fn tell_of_failure(worker: &Worker, error: &io::Error) {
     worker.error_log().write(Level::Crit, None, &message);
 }
 
-/// Pauses the socket, and lets another worker take its turn.
+/// Pauses the socket and releases the mutex to another worker.
 fn pause(listener: &Listener) {
     listener.pause();
     ACCEPT_MUTEX.hand_over();
 }
 
-/// Accepts from sockets that this loop is about to leave for good until those have come of whom the kernel tells late,
-/// and whom it would reset with the socket: at deferred ones who has connected already, as his side sees it, and sent
-/// nothing; at Unix sockets who finds their files. `configuration` as in [`accept_queued`], which is to follow.
+/// Accepts from sockets that this loop is about to leave, until the connections have arrived that the kernel reports
+/// late and would reset with the socket: on deferred sockets those of silent clients, on Unix sockets those of clients
+/// that still find the file. `configuration` is as in [`accept_queued`], which has to follow.
 pub async fn accept_late(
     worker: &Rc<Worker>,
     sockets: &[DrainingListener],
@@ -165,17 +163,16 @@ pub async fn accept_late(
                 make_room(worker);
                 Rc::clone(&socket.protocol).serve(Transport::Plain(stream), remote, &socket.address, configuration);
             }
-            // Out of descriptors, say; told of by who takes what is left, if it goes on.
+            // Out of descriptors, for example; reported by [`accept_queued`] if it persists.
             Ok((_, Err(_))) => gale_runtime::sleep(MEMORY_PAUSE).await,
             Err(_) => break,
         }
     }
 }
 
-/// Accepts what the kernel has queued on sockets that this loop listens to no more. The first requests of these
-/// connections are answered as `configuration` says, which still knew the address, else by the current one. As with all
-/// others there has to be room, which idle connections make; it is waited for until `until` at most, and so are
-/// descriptors.
+/// Accepts connections queued by the kernel on sockets that this loop no longer listens on. Their first requests use
+/// `configuration`, which still has the address, if given, else the current one. Room is made by closing idle
+/// connections; room and descriptors are awaited until `until` at most.
 pub async fn accept_queued(
     worker: &Rc<Worker>,
     sockets: &[DrainingListener],
@@ -208,7 +205,7 @@ async fn accept_queue(
         let (stream, remote) = match listener.try_accept() {
             Ok(Some(accepted)) => accepted,
             Ok(None) => return,
-            // Descriptors become free again when connections end.
+            // Descriptors are freed when connections end.
             Err(_) if gale_runtime::now() < until => {
                 gale_runtime::sleep(MEMORY_PAUSE).await;
                 continue;
@@ -223,8 +220,8 @@ async fn accept_queue(
     }
 }
 
-/// Whether a connection may be accepted now: there is memory, and there is room, or it can be made once somebody has
-/// come. Before that no idle connection is closed for it.
+/// `true` if a connection may be accepted: there is memory, and there is room or idle connections that can be closed.
+/// None is closed before a client has arrived.
 fn is_welcome(worker: &Worker) -> bool {
     !gale_runtime::leases_exhausted() && worker.connections.look_for_room() == Search::Found
 }
@@ -258,18 +255,18 @@ pub(super) fn make_room(worker: &Worker) {
     }
 }
 
-/// One listening socket's part in taking turns.
+/// One listening socket's part in the turns of `accept_mutex`.
 struct Turns<'a> {
     listener: &'a Listener,
     delay: Duration,
-    /// The next time to try if the loop makes no turn before.
+    /// Next attempt if the loop makes no turn before.
     retry: Timer,
     turn_end: TurnEnd,
-    /// It listens, or did until the turn was given back.
+    /// `true` if it listens, or did until the mutex was released.
     is_listening: bool,
-    /// Something was accepted in this turn.
+    /// `true` if a connection was accepted in this turn.
     has_accepted: bool,
-    /// How many turns of the loop are still let pass.
+    /// Turns of the loop that are still skipped.
     passes: usize,
 }
 
@@ -290,7 +287,7 @@ impl<'a> Turns<'a> {
         let is_overdue = self.retry.poll_expired(context).is_ready();
         let is_at_end = self.turn_end.poll(context).is_ready();
         if is_at_end {
-            // The next is waited for in any case: what the task of another socket did decides about this one, too.
+            // The next turn end is always awaited, because another socket's task may decide for this one, too.
             let _ = self.turn_end.poll(context);
         }
         let has_turn = ACCEPT_MUTEX.is_held() || (is_at_end || is_overdue) && self.try_take(is_overdue);
@@ -301,7 +298,7 @@ impl<'a> Turns<'a> {
             if accepted.is_ready() {
                 self.has_accepted = true;
             } else if std::mem::take(&mut self.has_accepted) {
-                // Until the end of this turn others may have it.
+                // Available to others until the end of this turn.
                 self.passes = worker.connections.above_comfort();
                 if self.passes == 0 {
                     ACCEPT_MUTEX.release();
@@ -316,13 +313,13 @@ impl<'a> Turns<'a> {
                 self.listener.pause();
             }
             self.retry.set(gale_runtime::now() + self.delay);
-            // Has the task woken by it.
+            // Registers the task with the timer.
             let _ = self.retry.poll_expired(context);
         }
         Poll::Pending
     }
 
-    /// Even a loop that lets turns pass takes one that was free for the whole delay: all loops might let it pass.
+    /// A loop that skips turns still takes a mutex that was free for the whole delay; otherwise all loops might skip.
     fn try_take(&mut self, is_overdue: bool) -> bool {
         if self.passes > 0 && !is_overdue {
             self.passes -= 1;
@@ -332,7 +329,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// How a listening socket is accepted from.
+/// Options for accepting from a listening socket.
 pub fn accept_options(is_shared: bool, multi_accept: bool) -> AcceptOptions {
     AcceptOptions {
         exclusive: is_shared,

@@ -1,4 +1,4 @@
-//! Idle connections that another worker process has passed to this one.
+//! Idle connections passed on by another worker process.
 
 use std::future::poll_fn;
 use std::io;
@@ -15,10 +15,10 @@ use super::passing::resume_connection;
 use crate::transport::Transport;
 use crate::worker::Worker;
 
-/// How many are taken before the other loops, and this one's other work, have their turn.
+/// Connections taken before other loops and other work of this one get a turn.
 const TAKEN_AT_ONCE: usize = 8;
 
-/// Serves the connections that arrive, until all who could pass some are gone.
+/// Serves arriving connections until every process that could send some is gone.
 pub async fn serve_arrivals(worker: Rc<Worker>, arrivals: Arrivals) {
     if let Err(error) = serve_all(&worker, &arrivals).await {
         let message = format!("idle connections cannot be taken over: {}", OsErrorText(&error));
@@ -27,7 +27,7 @@ pub async fn serve_arrivals(worker: Rc<Worker>, arrivals: Arrivals) {
 }
 
 async fn serve_all(worker: &Rc<Worker>, arrivals: &Arrivals) -> io::Result<()> {
-    // Only to wait by it: packets are not a stream.
+    // Only used to wait; the packets are not a stream.
     let waiting = Stream::from_fd(arrivals.as_fd().try_clone_to_owned()?)?;
     arrivals.announce();
     loop {
@@ -49,7 +49,7 @@ async fn serve_all(worker: &Rc<Worker>, arrivals: &Arrivals) -> io::Result<()> {
 
 fn serve(worker: &Rc<Worker>, Arrived { connection, note, received }: Arrived) {
     let stream = Detached::new(connection, received).attach();
-    // Whoever has left meanwhile has no address.
+    // A client that has left meanwhile has no address.
     let Ok(remote) = stream.peer_address() else { return };
     make_room(worker);
     resume_connection(worker, Transport::Plain(stream), remote, note);

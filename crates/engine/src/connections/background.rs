@@ -1,4 +1,4 @@
-//! What a protocol does on one loop without a connection that waits for it: the subrequests of `mirror`.
+//! Background tasks of a protocol on one loop, for which no connection waits: the subrequests of `mirror`.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -10,11 +10,11 @@ use slab::Slab;
 
 use crate::worker::Worker;
 
-/// See the file's head.
+/// Background tasks of one loop.
 pub struct BackgroundTasks {
     worker: Rc<Worker>,
     tasks: RefCell<Slab<Background>>,
-    /// How many of them a request has left behind.
+    /// Tasks whose request has ended.
     left_behind: Cell<usize>,
     waiting_for_end: RefCell<Vec<Waker>>,
 }
@@ -22,12 +22,12 @@ pub struct BackgroundTasks {
 /// A task that no connection waits for.
 struct Background {
     task: Option<TaskId>,
-    /// The configuration that it began with.
+    /// Generation of the configuration that it began with.
     generation: u64,
 }
 
 impl BackgroundTasks {
-    /// None are running.
+    /// Creates an empty set.
     pub fn new(worker: Rc<Worker>) -> Rc<BackgroundTasks> {
         Rc::new(BackgroundTasks {
             worker,
@@ -37,18 +37,18 @@ impl BackgroundTasks {
         })
     }
 
-    /// How many tasks there may be: as many as connections.
+    /// Most tasks: the number of connections.
     pub fn max(&self) -> usize {
         self.worker.connections.max()
     }
 
-    /// How many tasks requests may have left behind: as many as a quarter of the connections. Each may need a
-    /// connection to a server, and one client can begin many of them, one after the other.
+    /// Most tasks whose requests have ended: a quarter of the number of connections. Each may need a connection to a
+    /// server, and one client can start many, one after the other.
     pub fn left_behind_max(&self) -> usize {
         self.max().div_ceil(4)
     }
 
-    /// As [`BackgroundTasks::spawn`], of what a request leaves behind that has ended for its client.
+    /// As [`BackgroundTasks::spawn`], for a task whose request has ended for its client.
     pub fn leave_behind(self: &Rc<Self>, generation: u64, work: impl Future<Output = ()> + 'static) -> bool {
         if self.left_behind.get() >= self.left_behind_max() {
             return false;
@@ -61,8 +61,8 @@ impl BackgroundTasks {
         })
     }
 
-    /// Does something that no connection waits for, for an exchange that began with the configuration of that
-    /// generation. `false` when there is too much of that already.
+    /// Spawns a task that no connection waits for, for an exchange with the configuration of this generation. `false`
+    /// if there are too many already.
     pub fn spawn(self: &Rc<Self>, generation: u64, work: impl Future<Output = ()> + 'static) -> bool {
         if self.tasks.borrow().len() >= self.max() {
             return false;
@@ -73,14 +73,14 @@ impl BackgroundTasks {
             let _listed = listed;
             work.await;
         });
-        // The task has not run yet: it is there to be found.
+        // The task has not run yet, so its entry still exists.
         if let Some(entry) = self.tasks.borrow_mut().get_mut(number) {
             entry.task = Some(task);
         }
         true
     }
 
-    /// Ends what is done for exchanges that began with the configuration of this generation or an older one.
+    /// Aborts the tasks of exchanges with this generation of the configuration or an older one.
     pub fn expire(&self, newest: u64) {
         let expired = |background: &Background| background.generation <= newest;
         let tasks: Vec<TaskId> = {
@@ -100,7 +100,7 @@ impl BackgroundTasks {
     }
 }
 
-/// Counts among those that requests have left behind.
+/// Counts a task as left behind while it exists.
 struct LeftBehind(Rc<BackgroundTasks>);
 
 impl Drop for LeftBehind {
@@ -109,7 +109,7 @@ impl Drop for LeftBehind {
     }
 }
 
-/// The place of a task, from which it is taken however the task ends.
+/// Entry of a task, removed however the task ends.
 struct Listed {
     tasks: Rc<BackgroundTasks>,
     number: usize,

@@ -1,4 +1,4 @@
-//! What is known of a client's connection, whichever protocol it speaks.
+//! Properties of a client's connection, independent of its protocol.
 
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -16,30 +16,30 @@ use super::passing::{Carried, take_carried};
 use crate::notes::Notes;
 use crate::worker::Worker;
 
-/// A connection of a client.
+/// A client's connection.
 pub struct ConnectionInfo {
-    /// Its number in the process, from 1 on: `$connection`. Each loop takes several at a time.
+    /// Number, unique in the process, from 1 on: `$connection`. Each loop takes several at a time.
     pub number: u64,
     /// The client's address.
     pub remote: SocketAddress,
-    /// The address of the listening socket that it came in by.
+    /// Address of the listening socket that accepted it.
     pub listening: Rc<ListenAddress>,
-    /// When it was accepted.
+    /// Time when it was accepted.
     pub accepted: Moment,
-    /// Requests so far, the current one included: `$connection_requests`.
+    /// Requests so far, including the current one: `$connection_requests`.
     pub requests: Cell<u64>,
     asked: OnceCell<Box<Asked>>,
 }
 
-/// What is known once somebody has asked; apart, because most connections are never asked.
+/// Values computed on demand; separate because most connections never need them.
 #[derive(Default)]
 struct Asked {
     local: OnceCell<SocketAddress>,
     remote_text: OnceCell<Box<str>>,
     proxied: OnceCell<Box<ProxyHeader>>,
-    /// What it has brought with it from where it was passed on.
+    /// State carried along from where the connection was passed on.
     carried: OnceCell<Carried>,
-    /// What is to end with it, by type.
+    /// Notes that are dropped with the connection, by type.
     notes: RefCell<Notes>,
 }
 
@@ -49,12 +49,12 @@ impl ConnectionInfo {
         ConnectionInfo { number, remote, listening, accepted, requests: Cell::new(0), asked: OnceCell::new() }
     }
 
-    /// A connection that was accepted at this moment, with a number of its own in the process.
+    /// A connection accepted at this moment, with a new number.
     pub fn accepted(remote: SocketAddress, listening: Rc<ListenAddress>) -> ConnectionInfo {
         ConnectionInfo::new(next_number(), remote, listening, gale_runtime::now())
     }
 
-    /// A connection that this loop was given at this moment, by the kernel or by another address that has passed it on.
+    /// A connection that reached this loop at this moment, from the kernel or passed on by another address.
     pub fn arrived(worker: &Worker, remote: SocketAddress, listening: Rc<ListenAddress>) -> ConnectionInfo {
         let mut info = ConnectionInfo::accepted(remote, listening);
         if let Some((carried, local)) = take_carried(worker) {
@@ -64,31 +64,31 @@ impl ConnectionInfo {
                 info.accepted = Moment::from_nanos(info.accepted.as_nanos().saturating_sub(age));
             }
             let asked = info.asked();
-            // They are empty: the connection is new here.
+            // They are empty, because the connection is new here.
             let _ = asked.carried.set(carried);
             local.into_iter().for_each(|local| _ = asked.local.set(local));
         }
         info
     }
 
-    /// How often it was passed to another address.
+    /// Number of times that it was passed to another address.
     pub fn passes(&self) -> u32 {
         self.asked.get().and_then(|asked| asked.carried.get()).map_or(0, |carried| carried.passes)
     }
 
-    /// How long it may be idle, if it has come from another process after a request.
+    /// Longest idle time, if it came from another process after a request.
     pub fn resumed_idle_max(&self) -> Option<Duration> {
         let note = self.asked.get()?.carried.get()?.resumed.as_ref()?;
         (note.requests > 0).then_some(note.idle_max)
     }
 
-    /// What it has brought with it to hold until it ends.
+    /// Takes the objects carried along that must live as long as the connection.
     pub fn take_held(&mut self) -> Vec<Box<dyn Any>> {
         let carried = self.asked.get_mut().and_then(|asked| asked.carried.get_mut());
         carried.map(|carried| std::mem::take(&mut carried.held)).unwrap_or_default()
     }
 
-    /// The same connection, for what may outlive it.
+    /// A copy for code that may outlive the connection.
     pub fn copy(&self) -> ConnectionInfo {
         let ConnectionInfo { number, remote, listening, accepted, requests, asked: _ } = self;
         let copy = ConnectionInfo::new(*number, remote.clone(), Rc::clone(listening), *accepted);
@@ -99,17 +99,16 @@ impl ConnectionInfo {
         copy
     }
 
-    /// What a proxy told of the connection by the PROXY protocol, if it told anything.
+    /// PROXY protocol header of the connection, if it had one.
     pub fn proxied(&self) -> Option<&ProxyHeader> {
         let asked = self.asked.get()?;
         asked.proxied.get().or_else(|| asked.carried.get()?.proxied.as_ref()).map(|header| &**header)
     }
 
-    /// Takes the header of the PROXY protocol off the beginning of what has come, and keeps what it tells. False while
-    /// it is not whole.
+    /// Takes the PROXY protocol header off the received bytes and stores it. Returns `false` while it is incomplete.
     ///
     /// # Errors
-    /// There is something else, which messages tell as `{offence} while reading PROXY protocol`.
+    /// The bytes are no such header; messages say `{offence} while reading PROXY protocol`.
     pub fn take_proxy_header(&self, input: &mut Buffer) -> Result<bool, ProxyOffence> {
         match proxy_protocol::parse(input.readable())? {
             proxy_protocol::Status::NeedMore => Ok(false),
@@ -121,18 +120,18 @@ impl ConnectionInfo {
         }
     }
 
-    /// A proxy has told this.
+    /// Stores the PROXY protocol header.
     fn set_proxied(&self, header: Box<ProxyHeader>) {
-        // It is told once.
+        // Set once.
         let _ = self.asked().proxied.set(header);
     }
 
-    /// The client's address without its port, as `$remote_addr` has it.
+    /// The client's address without its port: `$remote_addr`.
     pub fn remote_text(&self) -> &str {
         self.asked().remote_text.get_or_init(|| address_text(&self.remote))
     }
 
-    /// Our address, which `find` looks up when it is asked for the first time.
+    /// The local address; `find` looks it up at the first call.
     pub fn local(&self, find: impl FnOnce() -> Option<SocketAddress>) -> Option<&SocketAddress> {
         let local = &self.asked().local;
         if local.get().is_none() {
@@ -141,17 +140,18 @@ impl ConnectionInfo {
         local.get()
     }
 
-    /// Does something with what is noted of the connection, which ends with it; an empty note at first. One at a time.
+    /// Calls `f` with the connection's note of this type, which is created empty and dropped with the connection. Not
+    /// reentrant.
     pub fn with_note<T: Default + 'static, R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(self.asked().notes.borrow_mut().or_default())
     }
 
-    /// The same if there is such a note.
+    /// The same if the note exists.
     pub fn with_note_if_any<T: 'static, R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         self.asked.get()?.notes.borrow_mut().get_mut().map(f)
     }
 
-    /// Whether something may end with it.
+    /// `true` if the connection has notes.
     pub fn has_notes(&self) -> bool {
         self.asked.get().is_some_and(|asked| !asked.notes.borrow().is_empty())
     }
@@ -161,11 +161,11 @@ impl ConnectionInfo {
     }
 }
 
-/// How many numbers a loop takes at once.
+/// Numbers that a loop takes at once.
 const NUMBERS_AT_ONCE: u64 = 256;
 
-/// The next number of this loop, which no other connection of the process has. Each loop numbers its connections in
-/// order and takes numbers for many at once, so that loops do not write to one cache line for every connection.
+/// The next connection number of this loop, unique in the process. Each loop takes ranges of numbers, so that loops do
+/// not write to one cache line for every connection.
 fn next_number() -> u64 {
     static TAKEN: AtomicU64 = AtomicU64::new(1);
     thread_local! {

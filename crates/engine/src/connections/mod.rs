@@ -1,5 +1,4 @@
-//! Connections of clients, whatever they speak: how they are accepted, how many there may be, which idle ones end
-//! first.
+//! Client connections of any protocol: accepting them, limiting their number, and closing idle ones.
 
 mod acceptor;
 mod arrivals;

@@ -1,4 +1,4 @@
-//! Connections that a protocol gives to another address of this loop, as if they had come there.
+//! Passing connections from one protocol to another address of the same loop, as if they had been accepted there.
 
 use std::any::Any;
 use std::fmt;
@@ -13,24 +13,24 @@ use crate::listen::covers;
 use crate::transport::Transport;
 use crate::worker::Worker;
 
-/// Who serves the connections of each address of a loop: a note of its worker.
+/// Protocols that serve the addresses of a loop: a note of its worker.
 #[derive(Default)]
 struct Receivers {
     receivers: Vec<Receiver>,
-    /// Of the connection that is being given to a protocol.
+    /// State of the connection that is being passed.
     carried: Option<(Carried, Option<SocketAddress>)>,
 }
 
-/// What a connection takes along when it is passed.
+/// State that a connection carries along when it is passed.
 #[derive(Default)]
 pub struct Carried {
-    /// How often that has happened to it, with this time.
+    /// Times that it was passed, including this one.
     pub passes: u32,
-    /// What a proxy has told of it.
+    /// PROXY protocol header.
     pub proxied: Option<Box<ProxyHeader>>,
-    /// What it holds until it ends, such as the places of `limit_conn`.
+    /// Objects that must live as long as the connection, such as the places of `limit_conn`.
     pub held: Vec<Box<dyn Any>>,
-    /// What it has brought from another process.
+    /// State from another process.
     pub resumed: Option<Box<IdleNote>>,
 }
 
@@ -46,7 +46,7 @@ struct Receiver {
     protocol: Weak<dyn ProtocolWorker>,
 }
 
-/// From now on these protocols serve the connections of these addresses.
+/// Sets the protocols that serve these addresses.
 pub(crate) fn set_receivers<'p>(
     worker: &Worker,
     receivers: impl Iterator<Item = (ListenAddress, &'p Rc<dyn ProtocolWorker>)>,
@@ -59,7 +59,7 @@ pub(crate) fn set_receivers<'p>(
     worker.with_note(|all: &mut Receivers| all.receivers = receivers);
 }
 
-/// Goes on with an idle connection of another process, if its address is still served, by a protocol that can.
+/// Continues an idle connection of another process, if its address is still served by a protocol that can resume it.
 pub(super) fn resume_connection(worker: &Worker, transport: Transport, remote: SocketAddress, note: IdleNote) {
     let Some((receiver, protocol)) = receiver_of(worker, &note.listening) else { return };
     if protocol.resumes() {
@@ -68,7 +68,7 @@ pub(super) fn resume_connection(worker: &Worker, transport: Transport, remote: S
     }
 }
 
-/// Gives a connection to whoever serves those of an address, with what it takes along. If nobody does, both come back.
+/// Passes a connection with its state to the protocol of an address. Both are returned if there is none.
 pub fn pass_connection(
     worker: &Worker,
     address: &ListenAddress,
@@ -77,7 +77,7 @@ pub fn pass_connection(
     carried: Carried,
 ) -> Result<(), (Transport, Carried)> {
     let Some((receiver, protocol)) = receiver_of(worker, address) else { return Err((transport, carried)) };
-    // As if the client had connected to that address. Of a wildcard the connection's own says more.
+    // As if the client had connected to that address. For a wildcard the connection's own local address is more exact.
     let local = match address {
         ListenAddress::Inet(inet) if inet.ip().is_unspecified() => None,
         ListenAddress::Inet(inet) => Some(SocketAddress::Inet(*inet)),
@@ -87,7 +87,7 @@ pub fn pass_connection(
     Ok(())
 }
 
-/// Who serves the connections of an address.
+/// The protocol that serves an address.
 fn receiver_of(worker: &Worker, address: &ListenAddress) -> Option<(Rc<ListenAddress>, Rc<dyn ProtocolWorker>)> {
     let found = worker.with_note(|all: &mut Receivers| {
         let exact = all.receivers.iter().find(|receiver| *receiver.address == *address);
@@ -106,12 +106,12 @@ fn give(
 ) {
     worker.with_note(|all: &mut Receivers| all.carried = Some(carried));
     protocol.serve(transport, remote, address, None);
-    // Whoever has no place for such a connection has not asked.
+    // A protocol that does not support it has not taken it.
     let unused = worker.with_note(|all: &mut Receivers| all.carried.take());
     drop(unused);
 }
 
-/// What the connection that a protocol is given now takes along, and our address as it is to see it.
+/// Takes the state of the connection being passed, and its local address.
 pub(super) fn take_carried(worker: &Worker) -> Option<(Carried, Option<SocketAddress>)> {
     worker.with_note(|all: &mut Receivers| all.carried.take())
 }

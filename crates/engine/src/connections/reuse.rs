@@ -1,16 +1,15 @@
-//! Which idle connections a full worker closes to make room for new ones, found with bounded work.
+//! Selection of idle connections that a full worker closes to make room, with bounded work.
 //!
-//! nginx keeps a queue of them and takes from its head. Here an idle connection takes no byte for that: a hand goes
-//! round over the slots of all connections, looks at a few at a time, and of the idle ones that it sees those are
-//! closed that have waited longest. With no more slots than it looks at, these are nginx's; with more, the longest of
-//! a sample, and the next sample begins behind it. There is one hand for all listening sockets of a worker, so what is
-//! looked at in a turn of the loop grows neither with the connections nor with the sockets; the turns that a search
-//! takes grow with the slots.
+//! nginx keeps a queue of idle connections and takes from its head. Here an idle connection needs no memory for that: a
+//! clock hand moves over the slots of all connections, examines a few at a time, and closes the idle ones among them
+//! that have waited longest. If all slots fit one look, the result is nginx's; otherwise it is the longest idle of a
+//! sample, and the next sample follows. All listening sockets of a worker share one hand, so the work in a turn grows
+//! neither with connections nor with sockets; the number of turns that a search takes grows with the slots.
 //!
-//! Invariant: every connection that may be closed has its slot in the stretch that is still to be looked at, or was
-//! seen outside of it when it might not be closed yet, and is looked at again when that is over. What is looked at
-//! leaves the stretch unless it may be closed and stays open; the slot of whoever becomes idle is taken into it. So
-//! once the stretch is empty there is nobody to close, whichever socket's task has looked.
+//! Invariant: each connection that may be closed is in the stretch yet to be examined, or was seen when it could not be
+//! closed yet, and is examined again after that time. Examined slots leave the stretch unless the connection may be
+//! closed and stays open; the slot of a connection that becomes idle is added. So an empty stretch means that there is
+//! nothing to close, whichever socket's task has searched.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -19,46 +18,46 @@ use gale_runtime::Moment;
 
 use crate::worker::Search;
 
-/// How many slots are looked at in one go: some microseconds.
+/// Slots examined in one go: some microseconds.
 pub(super) const LOOKS_MAX: usize = 256;
 
-/// How many are looked at in a turn of the loop: to find somebody, and to choose whom to close.
+/// Slots examined in a turn of the loop: to find a connection, and to choose those to close.
 const LOOKS_PER_TURN: usize = 2 * LOOKS_MAX;
 
-/// How many connections are closed at most to make room for one, as in nginx.
+/// Most connections closed to make room for one, as in nginx.
 const REUSED_AT_ONCE: usize = 32;
 
-/// How long a connection that may not be closed yet is not looked at again, at least: then all are looked at.
+/// Shortest time until all slots are examined again for connections that could not be closed yet.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
 
-/// The connections of a worker, as far as making room goes.
+/// A worker's connections, as seen by the search for room.
 pub(super) struct ConnectionSlots<'c> {
-    /// How many slots there are, vacant ones included.
+    /// Number of slots, including vacant ones.
     pub count: usize,
     pub now: Moment,
-    /// The number of the loop's turn.
+    /// Number of the loop's turn.
     pub turn: u64,
-    /// From when on the connection in this slot may be closed; none if it is busy, or if there is none.
+    /// Time from which the connection in a slot may be closed; `None` if it is busy or the slot vacant.
     pub may_close_at: &'c dyn Fn(usize) -> Option<Moment>,
 }
 
-/// Looks for connections that may be closed: one search for all who want room.
+/// Search for connections that may be closed, shared by all tasks that need room.
 #[derive(Default)]
 pub(super) struct Hand {
     unseen: Cell<Stretch>,
-    /// When to look at all again, because of those that might not be closed yet when they were seen.
+    /// Time to examine all slots again, because of connections that could not be closed yet.
     later: Cell<Option<Moment>>,
-    /// The turn of which these looks are left.
+    /// Turn that `looks_left` refers to.
     turn: Cell<Option<u64>>,
     looks_left: Cell<usize>,
 }
 
-/// Slots one after the other, the first of all behind the last.
+/// Consecutive slots, wrapping around.
 #[derive(Clone, Copy, Default)]
 struct Stretch {
     first: usize,
     length: usize,
-    /// How many slots there are in all.
+    /// Total number of slots.
     of: usize,
 }
 
@@ -73,7 +72,7 @@ impl Stretch {
         Stretch { first, length: self.length.saturating_sub(1), of: self.of }
     }
 
-    /// As long as it takes to hold this slot, too. (One that is new makes everything be looked at, when that is
+    /// Extends the stretch to include this slot. (A new slot causes all to be examined, once the new number is
     /// noticed.)
     fn with(self, slot: usize) -> Stretch {
         if self.length == 0 {
@@ -86,22 +85,22 @@ impl Stretch {
 }
 
 impl Hand {
-    /// The connection in this slot has become idle.
+    /// Notes that the connection in this slot has become idle.
     pub fn note(&self, slot: usize) {
         self.unseen.set(self.unseen.get().with(slot));
     }
 
-    /// Connections may be closed from another moment on than before: all are looked at again.
+    /// Examines all slots again, because connections may now be closed at other times.
     pub fn begin_again(&self) {
         self.unseen.set(Stretch { of: 0, ..self.unseen.get() });
     }
 
-    /// Goes on with the search, and stays where it finds one that may be closed.
+    /// Continues the search, and stops at a connection that may be closed.
     pub fn find(&self, slots: &ConnectionSlots<'_>) -> Search {
         self.take_in(slots);
         loop {
             while self.unseen.get().length > 0 {
-                // Whoever was accepted has what is left: one is chosen that makes room for it.
+                // The remaining looks are for choosing, once a connection was accepted.
                 if self.looks_left.get() <= LOOKS_MAX {
                     return Search::GoesOn;
                 }
@@ -117,9 +116,8 @@ impl Hand {
         }
     }
 
-    /// The slots of those to be closed now: of the idle ones that are seen the eighth that has waited longest, as
-    /// nginx takes an eighth of all; as many as are wanted, if so many are seen. None are seen if this turn has had its
-    /// looks.
+    /// Slots of the connections to close now: of the idle ones seen, the eighth that has waited longest (nginx takes an
+    /// eighth of all), but at least `wanted`, if that many are seen. Empty if this turn has used up its looks.
     pub fn longest_idle(&self, slots: &ConnectionSlots<'_>, wanted: usize) -> Vec<usize> {
         self.take_in(slots);
         let mut idle: Vec<(Moment, usize)> = Vec::new();
@@ -140,7 +138,7 @@ impl Hand {
         idle.into_iter().map(|(_, slot)| slot).collect()
     }
 
-    /// A new turn has its own looks, and where there are new slots all are looked at.
+    /// Resets the looks in a new turn, and examines all slots if their number has changed.
     fn take_in(&self, slots: &ConnectionSlots<'_>) {
         if self.turn.replace(Some(slots.turn)) != Some(slots.turn) {
             self.looks_left.set(LOOKS_PER_TURN);
@@ -155,7 +153,8 @@ impl Hand {
         self.unseen.set(Stretch::all_from(self.unseen.get().first, slots.count));
     }
 
-    /// Whether the connection at the first slot may be closed now, and since when; if only later, that is remembered.
+    /// Examines the first slot: returns since when its connection may be closed, if it may be now. A later time is
+    /// remembered.
     fn look(&self, slots: &ConnectionSlots<'_>) -> Option<Moment> {
         self.looks_left.set(self.looks_left.get() - 1);
         let time = (slots.may_close_at)(self.unseen.get().first)?;
@@ -178,7 +177,7 @@ mod tests {
 
     const MANY: usize = 10_000;
 
-    /// Connections by their slots, and how often one was looked at.
+    /// Connections by slot, with the number of looks at them.
     struct Worker {
         may_close_at: Vec<Option<Moment>>,
         now: Moment,
@@ -209,7 +208,7 @@ mod tests {
             self.with(|hand, slots| hand.longest_idle(slots, 1))
         }
 
-        /// Closes idle connections for one that was accepted; how many.
+        /// Closes idle connections for a new one; returns their number.
         fn make_room(&mut self) -> usize {
             let chosen = self.longest_idle();
             chosen.iter().for_each(|&slot| self.may_close_at[slot] = None);
@@ -226,7 +225,7 @@ mod tests {
             self.turn += 1;
         }
 
-        /// Searches to the end; how many more turns that took.
+        /// Searches to the end; returns the number of additional turns.
         fn search(&mut self) -> (Search, usize) {
             for turns in 0.. {
                 let search = self.find();
@@ -245,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_few_connections_are_taken_in_nginx_s_order() {
-        // The one in slot 0 is the last to have become idle; those in odd ones are busy.
+        // The connection in slot 0 became idle last; those in odd slots are busy.
         let idle = |slot: u64| slot.is_multiple_of(2).then(|| second(500 - slot));
         let worker = Worker::new((0..200).map(idle).collect());
         assert_eq!(worker.longest_idle(), (0..12).map(|number| 198 - 2 * number).collect::<Vec<_>>());
@@ -255,7 +254,7 @@ mod tests {
     #[test]
     fn what_is_done_for_a_new_connection_does_not_grow_with_the_number_of_others() {
         let mut worker = Worker::new((0..MANY as u64).map(|slot| Some(second(slot % 997))).collect());
-        // One after the other, as each is accepted and is busy from then on.
+        // One after the other; each accepted connection is busy from then on.
         let mut closed = 0;
         for _ in 0..MANY / LOOKS_MAX {
             assert_eq!(worker.search(), (Search::Found, 0));
@@ -280,7 +279,7 @@ mod tests {
         let in_vain = Search::InVain(Some(second(2000)));
         assert_eq!(worker.search().0, in_vain);
         worker.next_turn();
-        // One that is busy again has cost one look, however many sockets are waited at.
+        // A connection that is busy again costs one look, however many sockets wait.
         worker.hand.note(5000);
         assert_eq!((worker.search(), worker.search(), worker.looks.get()), ((in_vain, 0), (in_vain, 0), 1));
         worker.become_idle(5000, second(999));
@@ -311,7 +310,7 @@ mod tests {
             let mut worker = Worker::new(vec![None; 1000]);
             assert_eq!(worker.search().0, Search::InVain(None));
             worker.become_idle(one, second(1));
-            // This one is busy again before anybody looks.
+            // This one is busy again before it is examined.
             worker.hand.note(other);
             assert_eq!(worker.search().0, Search::Found);
             assert_eq!(worker.longest_idle(), [one]);
@@ -335,7 +334,7 @@ mod tests {
         for lonely in (0..MANY).step_by(97) {
             let mut worker = Worker::new(vec![None; MANY]);
             worker.may_close_at[lonely] = Some(second(1));
-            // One is in the middle of its search when another one, who had found somebody before, closes what it sees.
+            // One task is in the middle of its search when another, which had found a connection before, closes it.
             for _ in 0..20 {
                 let _ = worker.find();
                 worker.next_turn();
@@ -368,14 +367,14 @@ mod tests {
                 _ => {
                     let Search::InVain(again) = worker.find() else { continue };
                     ended_in_vain += 1;
-                    // Who may be closed now was seen when that was not so, a moment ago.
+                    // A connection that may be closed now was seen a moment ago, when it could not be closed.
                     let soon = worker.now + LOOK_PAUSE;
                     for time in worker.may_close_at.iter().flatten() {
                         assert!(again.is_some_and(|again| worker.now < again && again <= soon.max(*time)));
                     }
                 }
             }
-            // Few are idle at a time, so that it is often in vain.
+            // Few are idle at a time, so that searches often fail.
             if below(100) == 0 {
                 worker.may_close_at.fill(None);
             }

@@ -1,4 +1,4 @@
-//! The connections of one protocol on one loop.
+//! Connections of one protocol on one loop.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -11,45 +11,45 @@ use slab::Slab;
 use super::reuse::{ConnectionSlots, Hand};
 use crate::worker::{IdleConnections, Search, Worker};
 
-/// Between two looks at the idle connections of a worker that ends.
+/// Pause between two looks at the idle connections of a worker that ends.
 const CLOSE_PAUSE: Duration = Duration::from_millis(1);
 
-/// A connection as the table sees it.
+/// A connection in the table.
 pub trait Connection: 'static {
-    /// From when on it may be closed to make room or to let the worker end; none while it is busy.
+    /// Time from which it may be closed to make room or to end the worker; `None` while it is busy.
     fn may_close_at(&self) -> Option<Moment>;
 }
 
-/// See the file's head.
+/// Connections of one protocol on one loop.
 pub struct ConnectionTable<C> {
     worker: Rc<Worker>,
     entries: RefCell<Slab<Entry<C>>>,
-    /// Finds idle connections to close when there is no room.
+    /// Search for idle connections to close when there is no room.
     hand: Hand,
     waiting_for_end: RefCell<Vec<Waker>>,
 }
 
-/// A connection's place in the table.
+/// An entry of the table.
 struct Entry<C> {
     task: Option<TaskId>,
     connection: Weak<C>,
 }
 
 impl<C: Connection> Entry<C> {
-    /// From when on the connection may be closed to make room; none while it is busy, or something has just come.
+    /// Time from which the connection may be closed to make room; `None` while it is busy or has unprocessed input.
     fn may_close_at(&self) -> Option<Moment> {
         let time = self.connection.upgrade()?.may_close_at()?;
         if self.is_awake() { None } else { Some(time) }
     }
 
-    /// Whether something has come for its task, which has not run since.
+    /// `true` if its task was woken and has not run since.
     fn is_awake(&self) -> bool {
         self.task.is_some_and(gale_runtime::is_awake)
     }
 }
 
 impl<C: Connection> ConnectionTable<C> {
-    /// An empty table, whose idle connections make room for others of this worker.
+    /// An empty table, whose idle connections can be closed to make room in this worker.
     pub fn new(worker: Rc<Worker>) -> Rc<ConnectionTable<C>> {
         let table = Rc::new(ConnectionTable {
             worker,
@@ -62,36 +62,36 @@ impl<C: Connection> ConnectionTable<C> {
         table
     }
 
-    /// What the protocols of this loop share.
+    /// State shared by the protocols of this loop.
     pub fn worker(&self) -> &Rc<Worker> {
         &self.worker
     }
 
-    /// How many connections are open.
+    /// Number of open connections.
     pub fn len(&self) -> usize {
         self.entries.borrow().len()
     }
 
-    /// Whether none is open.
+    /// `true` if no connection is open.
     pub fn is_empty(&self) -> bool {
         self.entries.borrow().is_empty()
     }
 
-    /// Lists a connection that was just accepted. Its number stands for it until [`ConnectionTable::remove`].
+    /// Adds a connection that was just accepted. Returns its number, valid until [`ConnectionTable::remove`].
     pub fn insert(&self, connection: &Rc<C>) -> usize {
         self.worker.counters.count_accepted();
         self.worker.connections.count_opened();
         self.entries.borrow_mut().insert(Entry { task: None, connection: Rc::downgrade(connection) })
     }
 
-    /// Says which task serves the connection: aborting it closes the connection.
+    /// Sets the task of the connection. Aborting the task closes the connection.
     pub fn set_task(&self, number: usize, task: TaskId) {
         if let Some(entry) = self.entries.borrow_mut().get_mut(number) {
             entry.task = Some(task);
         }
     }
 
-    /// Takes a connection that has ended off the list.
+    /// Removes a connection that has ended.
     pub fn remove(&self, number: usize) {
         self.worker.counters.count_closed();
         let is_empty = {
@@ -105,20 +105,21 @@ impl<C: Connection> ConnectionTable<C> {
         }
     }
 
-    /// The connection of this number has become idle: one that waits for room may take its place.
+    /// Notes that a connection has become idle, so it can make room for another one.
     pub fn note_idle(&self, number: usize) {
         self.hand.note(number);
         self.worker.connections.note_idle();
     }
 
-    /// Connections may be closed from another moment on than before, for example because the configuration has changed.
+    /// Examines all connections again, because they may now be closed at other times, for example after a change of the
+    /// configuration.
     pub fn look_at_all_again(&self) {
         self.hand.begin_again();
         self.worker.connections.wake_waiting();
     }
 
-    /// The connections that `is_chosen` names, with their tasks: aborting one closes the connection. As in
-    /// [`ConnectionTable::close_some`].
+    /// Connections selected by `is_chosen`, with their tasks; aborting a task closes its connection. The arguments are
+    /// as in [`ConnectionTable::close_some`].
     pub fn some(&self, is_chosen: impl Fn(&C, bool) -> bool) -> Vec<(TaskId, Weak<C>)> {
         let is_chosen = |entry: &Entry<C>| {
             entry.connection.upgrade().is_some_and(|connection| is_chosen(&connection, entry.is_awake()))
@@ -128,14 +129,14 @@ impl<C: Connection> ConnectionTable<C> {
         self.entries.borrow().iter().filter_map(|(_, entry)| chosen(entry)).collect()
     }
 
-    /// Closes the connections that `is_chosen` names. It is told whether something has come for one since its task ran.
+    /// Closes the connections selected by `is_chosen`, whose second argument is `true` if the task was woken and has
+    /// not run since.
     pub fn close_some(&self, is_chosen: impl Fn(&C, bool) -> bool) {
-        // Each abort drops a connection, which takes itself off the list.
+        // Each abort drops a connection, which removes itself from the table.
         self.some(is_chosen).into_iter().for_each(|(task, _)| gale_runtime::abort(task));
     }
 
-    /// Closes idle connections as soon as they may be closed, until none is left that is idle. The busy ones see to
-    /// themselves.
+    /// Closes idle connections as soon as they may be closed, until none is idle. Busy ones end by themselves.
     pub fn drain(self: &Rc<Self>) {
         self.close_idle();
         let table = Rc::downgrade(self);
@@ -145,13 +146,13 @@ impl<C: Connection> ConnectionTable<C> {
                 if let Some(table) = table.upgrade() {
                     table.close_idle();
                 }
-                // Those that something has come for have their turn, and others their end.
+                // Lets woken tasks run, and others end.
                 gale_runtime::sleep(CLOSE_PAUSE).await;
             }
         });
     }
 
-    /// When the next idle connection may be closed.
+    /// Time when the next idle connection may be closed.
     fn next_close(&self) -> Option<Moment> {
         let entries = self.entries.borrow();
         entries.iter().filter_map(|(_, entry)| entry.connection.upgrade()?.may_close_at()).min()
@@ -163,7 +164,7 @@ impl<C: Connection> ConnectionTable<C> {
         self.close_some(|connection, is_awake| !is_awake && connection.may_close_at().is_some_and(|time| time <= now));
     }
 
-    /// Ready when no connection is open any more.
+    /// Ready when no connection is open.
     pub fn poll_empty(&self, context: &mut Context<'_>) -> Poll<()> {
         if self.is_empty() {
             return Poll::Ready(());
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_place_in_the_table_is_small() {
-        // All ones, which no task has, stand for none.
+        // The niche of the task id, all ones, encodes `None`.
         assert_eq!(size_of::<Option<Entry<Small>>>(), 16);
     }
 }
