@@ -1,5 +1,5 @@
-//! Blocks of the main level that are a protocol's: `http`. The engine keeps what they gather by its type and knows none
-//! of them; the module that opens a block brings its builder.
+//! Blocks of the main level that belong to a protocol, such as `http`. The engine stores their builders by type and
+//! knows none of them; the module that opens a block provides its builder.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,31 +11,31 @@ use super::builder::Builder;
 use super::protocol::Protocol;
 use super::scopes::ScopeTree;
 
-/// A block while it is read: it gathers its directives.
+/// Builder of a block while it is read.
 pub trait BlockBuilder: Any {
-    /// Its levels of settings.
+    /// Levels of settings of the block.
     fn scopes(&mut self) -> &mut ScopeTree;
 }
 
-/// A block that was understood and is complete but for what has to be opened.
+/// A block that was checked completely; only its resources are not open yet.
 pub trait BlockDraft {
-    /// The sockets that it needs.
+    /// Sockets that it needs.
     fn listens(&self) -> Vec<ListenSpec>;
 
-    /// Makes sure of directories. `owner` is the user that the worker process runs as.
+    /// Ensures that directories exist. `owner` is the user of the worker process.
     ///
     /// # Errors
-    /// One cannot be had.
+    /// A directory cannot be created or used.
     fn prepare(&self, resources: &mut dyn Resources, owner: Option<&Account>) -> Result<(), Diagnostic>;
 
-    /// What is served, with the sockets that were asked for, in their order.
+    /// Builds the protocol. `listeners` are the requested sockets, in order.
     fn finish(self: Box<Self>, listeners: Vec<ListenerHandle>) -> Arc<dyn Protocol>;
 }
 
-/// Completes a block when all of the text was read. The block is still the builder's: defaults may add to it.
+/// Completes a block after the whole text was read. The builder still has the block, so defaults can be added to it.
 pub type Complete = fn(&mut Builder, &mut dyn Resources) -> Result<Box<dyn BlockDraft>, Diagnostic>;
 
-/// A block that the text has.
+/// A block in the text.
 pub(super) struct OpenBlock {
     pub builder: Box<dyn BlockBuilder>,
     pub complete: Complete,

@@ -1,8 +1,8 @@
-//! The builder: walks the statements, hands each to its directive's row, keeps
-//! the settings of every block, and puts the result together.
+//! Builder of a configuration: walks the statements, passes each to its directive's row, stores the settings of each
+//! block, and assembles the result.
 //!
-//! It goes on after an error, so that one run tells all that is wrong. Nothing
-//! is opened before the whole text has been understood.
+//! It continues after an error, so that one run reports all of them. Nothing is opened before the whole text was
+//! checked.
 
 use std::any::{Any, TypeId};
 use std::collections::{BTreeSet, HashMap};
@@ -33,12 +33,12 @@ use gale_process::{
     Account, BuildRequest, DataMapping, ListenSpec, ProcessSettings, ResourceError, Resources, SERIES_MAX,
 };
 
-/// Where the settings that are being written belong.
+/// Scope that settings are written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScopeRef {
     /// Outside of all blocks, or in `events`.
     Main,
-    /// A scope of the block that is being read.
+    /// A scope of the current block.
     Block(ScopeId),
 }
 
@@ -59,45 +59,45 @@ struct LogRequest {
     log: DeferredLog,
 }
 
-/// What directives are applied to.
+/// State while a configuration is built; directives are applied to it.
 pub struct Builder {
     /// Errors, warnings and notices so far.
     pub diagnostics: Diagnostics,
-    /// Whether there is an `events` block.
+    /// `true` if there is an `events` block.
     pub has_events: bool,
-    /// The scope whose settings are being written.
+    /// Scope that settings are written to.
     pub scope: ScopeRef,
-    /// The kind of block that is being read.
+    /// Kind of the current block.
     pub context: Contexts,
-    /// The parent of relative paths (`-p`).
+    /// Base of relative paths (`-p`).
     pub prefix: PathBuf,
-    /// The parent of relative paths of configuration files.
+    /// Base of relative paths of configuration files.
     pub configuration_directory: PathBuf,
-    /// `gale` or `nginx`: under whose name the program was started.
+    /// Name under which the program was started: `gale` or `nginx`.
     pub program: String,
-    /// Whether the configuration is built for root: decides the default port.
+    /// `true` if the configuration is built for root; decides the default port.
     pub is_privileged: bool,
-    /// Whether it is only a test (`-t`): a person reads what there is to say.
+    /// `true` for a test (`-t`), whose output is read by a person.
     pub is_test: bool,
-    /// The error log given with `-e`.
+    /// Error log given with `-e`.
     pub error_log_path: Option<PathBuf>,
-    /// Whether an `error_log` of any block is standard error.
+    /// `true` if an `error_log` of any block is standard error.
     pub logs_to_stderr: bool,
-    /// Whether connections to servers come from addresses that this machine does not have (`proxy_bind … transparent`),
-    /// for which workers keep CAP_NET_RAW.
+    /// `true` if connections to servers use addresses that this machine does not have (`proxy_bind … transparent`).
+    /// Workers then keep CAP_NET_RAW.
     pub binds_transparently: bool,
     /// Files and ports that the worker process reaches.
     pub reach: Reach,
-    /// How long sessions of TLS live that clients keep in tickets, in seconds.
+    /// Lifetimes of TLS sessions in tickets, in seconds.
     pub ticket_lifetimes: BTreeSet<u32>,
-    /// Every module, by index.
+    /// All modules, by index.
     pub order: &'static Order,
 
     tables: Rc<Tables<Builder>>,
-    /// The blocks of protocols, in the order of the text: what is being read is the last.
+    /// Blocks of protocols, in the order of the text; the last one is the current one.
     blocks: Vec<OpenBlock>,
     main_confs: Vec<Option<Conf>>,
-    /// In the order in which they are opened.
+    /// In the order of opening.
     logs: Vec<LogRequest>,
     logs_by_path: HashMap<PathBuf, DeferredLog>,
     syslogs: Vec<(Span, DeferredSyslog)>,
@@ -114,14 +114,14 @@ impl Reporter for Builder {
     }
 }
 
-/// The directive tables of all modules, each under its index in the order.
+/// Directive tables of all modules, by index of the module.
 pub fn tables(order: &'static Order) -> Tables<Builder> {
     let rows = order.modules.iter().enumerate().map(|(index, module)| (index, module.directives));
     Tables::new(rows, nginx_names::directives())
 }
 
 impl Builder {
-    /// An empty builder.
+    /// Creates an empty builder.
     pub fn new(order: &'static Order, request: &BuildRequest) -> Builder {
         Builder {
             diagnostics: Diagnostics::new(),
@@ -153,28 +153,27 @@ impl Builder {
         }
     }
 
-    /// Notes errors that are not the builder's own.
+    /// Adds diagnostics from elsewhere.
     pub fn note(&mut self, diagnostics: impl IntoIterator<Item = Diagnostic>) {
         diagnostics.into_iter().for_each(|diagnostic| self.diagnostics.report(diagnostic));
     }
 
-    /// Empty settings for every module.
+    /// Empty settings of all modules.
     pub fn fresh_confs(&self) -> Vec<Option<Conf>> {
         make_confs(self.order.modules)
     }
 
-    /// A place for the settings of every module, made when a directive has something to write there.
+    /// Slots for the settings of all modules, which are created when a directive writes to them.
     pub fn no_confs(&self) -> Vec<Option<Conf>> {
         self.order.modules.iter().map(|_| None).collect()
     }
 
-    /// The tables of all modules.
+    /// Directive tables of all modules.
     pub fn tables(&self) -> Rc<Tables<Builder>> {
         Rc::clone(&self.tables)
     }
 
-    /// Applies every statement of a block; what is wrong is noted, and the next
-    /// one tried.
+    /// Applies all statements of a block; an error is noted, and the walk continues.
     pub fn walk(&mut self, statements: &[Statement], context: Contexts, scope: ScopeRef) {
         let outer = std::mem::replace(&mut self.scope, scope);
         let outer_context = std::mem::replace(&mut self.context, context);
@@ -185,8 +184,7 @@ impl Builder {
                 if store.conf_type() == TypeId::of::<()>() {
                     return store.apply(&mut (), self, statement);
                 }
-                // The settings leave the builder while they are written, so that
-                // the row may use the builder, too.
+                // Moved out of the builder, so that the row can use the builder as well.
                 let conf = self.confs(scope)[found.owner].take();
                 let mut conf = conf.unwrap_or_else(|| self.make_conf(found.owner));
                 let applied = store.apply(conf.as_mut(), self, statement);
@@ -215,12 +213,12 @@ impl Builder {
         }
     }
 
-    /// A protocol's block begins. `complete` is called when all of the text was read.
+    /// Begins a protocol's block. `complete` is called after the whole text was read.
     pub fn open_block(&mut self, block: impl BlockBuilder, complete: Complete) {
         self.blocks.push(OpenBlock { builder: Box::new(block), complete });
     }
 
-    /// The builder of the block of this type, if the text has such a block.
+    /// The block builder of this type, if the text has such a block.
     pub fn block<B: BlockBuilder>(&mut self) -> Option<&mut B> {
         self.blocks.iter_mut().find_map(|block| {
             let builder: &mut dyn Any = block.builder.as_mut();
@@ -228,18 +226,18 @@ impl Builder {
         })
     }
 
-    /// The settings of the main level of the module that has this type.
+    /// Settings of the main level, by type.
     pub fn main_conf<C: 'static>(&self) -> Option<&C> {
         self.main_confs.iter().flatten().find_map(|conf| conf.downcast_ref())
     }
 
-    /// `path`, made absolute with the prefix.
+    /// Makes a path absolute with the prefix.
     pub fn full_path(&self, path: &[u8]) -> PathBuf {
         use std::os::unix::ffi::OsStrExt;
         self.prefix.join(Path::new(std::ffi::OsStr::from_bytes(path)))
     }
 
-    /// Asks for a log file, which is opened later. An empty name stands for standard error, as in nginx.
+    /// Requests a log file, which is opened later. As in nginx an empty name means standard error.
     pub fn log_file(&mut self, path: &[u8], span: Option<Span>) -> DeferredLog {
         if path.is_empty() {
             self.logs_to_stderr = true;
@@ -257,7 +255,7 @@ impl Builder {
         log
     }
 
-    /// A syslog server, `syslog:…` as it is written; its name is looked up later.
+    /// A syslog server from its parameter `syslog:…`; its name is resolved later.
     pub fn syslog(&mut self, word: &Word) -> Result<DeferredSyslog, Diagnostic> {
         let text = word.text.strip_prefix(b"syslog:").unwrap_or(&word.text);
         let settings = SyslogSettings::parse(text, &self.program);
@@ -268,7 +266,7 @@ impl Builder {
         Ok(server)
     }
 
-    /// Looks up the names of syslog servers.
+    /// Resolves the names of syslog servers.
     fn find_syslogs(&mut self, resources: &mut dyn Resources) {
         for (span, server) in std::mem::take(&mut self.syslogs) {
             let address = match &server.settings().server {
@@ -295,13 +293,13 @@ impl Builder {
         }
     }
 
-    /// Notes that a directive names this thread pool, which may be made further down.
+    /// Notes that a directive names this thread pool, which may be declared later.
     pub fn need_thread_pool(&mut self, name: &[u8], span: Span) {
         self.needed_pools.push((String::from_utf8_lossy(name).into_owned(), span));
     }
 
-    /// Asks for a file of data, however large. `take` gets what is in it when all of the text is known, or what has
-    /// failed; its error is what is wrong with the file.
+    /// Requests a data file of any size. After the whole text was read, `take` gets its contents or an error; it
+    /// returns a fault of the contents.
     pub fn data_file(
         &mut self,
         path: &[u8],
@@ -311,21 +309,21 @@ impl Builder {
         self.data_files.want(path, Box::new(take));
     }
 
-    /// The addresses of the host name that stands in `directive`, looked up when all of the text is known.
+    /// The addresses of a host name in `directive`, resolved after the whole text was read.
     pub fn host_addresses(&mut self, host: &Word, directive: &'static str) -> HostAddresses {
-        // What is no text is not found.
+        // Invalid UTF-8 is not found.
         self.hosts.want(String::from_utf8_lossy(&host.text).into_owned(), host, directive)
     }
 
-    /// As [`Builder::host_addresses`], of a name that is only a part of a word.
+    /// As [`Builder::host_addresses`], for a name that is part of a word.
     pub fn host_addresses_of(&mut self, host: String, word: &Word, directive: &'static str) -> HostAddresses {
         self.hosts.want(host, word, directive)
     }
 
-    /// The zone of this name that the directive `kind` declares, here or anywhere.
+    /// The zone of this name, which the directive `kind` declares before or after.
     ///
     /// # Errors
-    /// The name stands for a zone of another kind.
+    /// The name belongs to a zone of another kind.
     pub fn zone<Z: Send + Sync + 'static>(
         &mut self,
         kind: &'static str,
@@ -335,11 +333,10 @@ impl Builder {
         self.zones.find(kind, name, None, span)
     }
 
-    /// The zone that the directive `kind` declares at `span`. What it holds is the caller's to say, by
-    /// [`ZoneRef::declare`].
+    /// The zone that the directive `kind` declares at `span`. The caller sets its value with [`ZoneRef::declare`].
     ///
     /// # Errors
-    /// The name stands for a zone of another kind or size.
+    /// The name belongs to a zone of another kind or size.
     pub fn declare_zone<Z: Send + Sync + 'static>(
         &mut self,
         kind: &'static str,
@@ -349,16 +346,15 @@ impl Builder {
         self.zones.find(kind, &size.name, Some(size.bytes), span)
     }
 
-    /// What is counted under this name, of this kind: it goes on over a reload.
+    /// Counters with this kind and name, kept over reloads.
     pub fn figures<F: Any + Default + Send + Sync>(&mut self, kind: &'static str, name: &[u8]) -> Arc<F> {
         self.zones.named.figures(kind, name)
     }
 
-    /// Adds what is to run beside requests, for the directive at `span`. It begins once all event loops use the
-    /// configuration.
+    /// Adds a service for the directive at `span`. It starts once all event loops use the configuration.
     ///
     /// # Errors
-    /// The configuration has a service of this name, or an exclusive one with this lock file.
+    /// A service with this name, or an exclusive one with this lock file, exists.
     pub fn add_service(&mut self, service: ServiceSpec, span: Span) -> Result<(), Diagnostic> {
         if let Some((first, _)) = self.services.iter().find(|(_, known)| known.name() == service.name()) {
             let message = format!("duplicate service \"{}\"", service.name());
@@ -374,32 +370,32 @@ impl Builder {
         Ok(())
     }
 
-    /// Where the program keeps its files when nobody says otherwise: Debian's places.
+    /// Default path of the pid file, as in Debian.
     pub fn default_pid_path(&self) -> PathBuf {
         self.prefix.join(format!("/run/{}.pid", self.program))
     }
 
-    /// See [`Builder::default_pid_path`].
+    /// Default path of the error log, as in Debian.
     pub fn default_error_log_path(&self) -> PathBuf {
         self.prefix.join(format!("/var/log/{}/error.log", self.program))
     }
 
-    /// See [`Builder::default_pid_path`].
+    /// Default path of the access log, as in Debian.
     pub fn default_access_log_path(&self) -> PathBuf {
         self.prefix.join(format!("/var/log/{}/access.log", self.program))
     }
 
-    /// See [`Builder::default_pid_path`].
+    /// Default directory of request bodies, as in Debian.
     pub fn default_body_temp_path(&self) -> PathBuf {
         self.default_temp_path("body")
     }
 
-    /// See [`Builder::default_pid_path`]: temporary files of this kind.
+    /// Default directory of temporary files of this kind, as in Debian.
     pub fn default_temp_path(&self, kind: &str) -> PathBuf {
         self.prefix.join(format!("/var/lib/{}/{kind}", self.program))
     }
 
-    /// Only what the process layer acts on, without an account.
+    /// The settings for the process layer, without accounts.
     pub fn main_settings(
         &mut self,
         statements: &[Statement],
@@ -409,7 +405,7 @@ impl Builder {
         self.main_conf::<MainSettings>().map(MainSettings::to_process_settings)
     }
 
-    /// Applies every statement and completes the main level.
+    /// Applies all statements and completes the main level.
     fn understand(&mut self, statements: &[Statement], syntax_errors: Vec<Diagnostic>) -> Option<()> {
         self.walk(statements, Contexts::MAIN, ScopeRef::Main);
         if !self.diagnostics.has_errors() {
@@ -422,8 +418,8 @@ impl Builder {
         (!self.diagnostics.has_errors()).then_some(())
     }
 
-    /// Builds everything. `syntax_errors` are those that stand in the statements,
-    /// too: told here only if none of them was reached.
+    /// Builds the configuration. `syntax_errors` are also in the statements; they are reported here only if the walk
+    /// reached none of them.
     pub fn build(
         &mut self,
         statements: &[Statement],
@@ -439,7 +435,7 @@ impl Builder {
         let completes: Vec<Complete> = self.blocks.iter().map(|block| block.complete).collect();
         let drafts = completes.into_iter().map(|complete| complete(self, resources)).collect::<Result<Vec<_>, _>>();
         let drafts = drafts.map_err(|error| self.diagnostics.report(error)).ok()?;
-        // Sessions with a shorter lifetime than there are series for do with those of longer ones.
+        // If there are too many lifetimes, sessions with shorter ones use the keys of longer ones.
         process.secret_lifetimes = self.ticket_lifetimes.iter().rev().take(SERIES_MAX).rev().copied().collect();
         let unbounded = std::mem::take(&mut self.reach).complete(&mut process.sandbox);
         self.note(unbounded);
@@ -538,7 +534,7 @@ impl Builder {
         process
     }
 
-    /// How many event loops there will be.
+    /// Number of event loops.
     pub fn workers(&self) -> usize {
         self.main_conf::<MainSettings>().and_then(|main| main.worker_processes.get_opt().copied()).unwrap_or(1)
     }
@@ -556,8 +552,7 @@ impl Builder {
             let path = request.log.path();
             let is_default = path == self.default_error_log_path() || path == self.default_access_log_path();
             if is_default && let Some(directory) = path.parent() {
-                // A default place that no package has made; if it cannot be had, the
-                // file's own error says so.
+                // Creates a missing default directory. If that fails, the error for the file says so.
                 let _ = resources.directory(directory, None);
             }
             match resources.log_file(request.log.path()) {
@@ -565,7 +560,7 @@ impl Builder {
                     let writer = Writers::of_process().writer(&handle);
                     request.log.set(writer);
                 }
-                // nginx names no place in the file here; we know it.
+                // Unlike nginx, names the place in the configuration.
                 Err(error) => self.diagnostics.report(Diagnostic::emerg(error.to_string()).at_opt(request.span)),
             }
         }
@@ -595,8 +590,8 @@ fn open_blocks(
     Ok(drafts.map(|(draft, listens)| draft.finish(listeners.by_ref().take(listens.len()).collect())).collect())
 }
 
-/// Who the worker process of root is when the configuration does not say: nobody, whose group has one of two names, as
-/// nginx looks for them when it is built.
+/// Default account of a worker process started by root: the user nobody and its group, which has one of two names, as
+/// in nginx's build.
 fn default_account(resources: &mut dyn Resources) -> Result<Option<Account>, ResourceError> {
     resources.account("nobody", None).or_else(|_| resources.account("nobody", Some("nogroup")))
 }

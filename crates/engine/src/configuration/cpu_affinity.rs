@@ -1,17 +1,17 @@
-//! `worker_cpu_affinity`: the processors that event loops run on.
+//! `worker_cpu_affinity`: processors of the event loops.
 //! (<https://nginx.org/en/docs/ngx_core_module.html#worker_cpu_affinity>)
 
-/// The directive's meaning. Processors are numbers, in ascending order.
+/// Value of the directive. Processors are numbers in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CpuAffinity {
-    /// `auto [MASK]`: each loop on one processor, in turn; of all that the process may use unless there is a mask.
+    /// `auto [MASK]`: one processor for each loop, in turn, from the mask or from all that the process may use.
     Auto(Option<Vec<usize>>),
-    /// `MASK ...`: one for each loop; the last one also for those that have none.
+    /// `MASK ...`: one mask for each loop; the last one also for further loops.
     Masks(Vec<Vec<usize>>),
 }
 
 impl CpuAffinity {
-    /// The processors for the loop of this number; none if it may run anywhere. `allowed` are those of the process.
+    /// Processors of the loop of this number; `None` if it may run anywhere. `allowed` are those of the process.
     pub fn processors<'a>(&'a self, worker: usize, allowed: &'a [usize]) -> Option<&'a [usize]> {
         match self {
             CpuAffinity::Auto(mask) => {

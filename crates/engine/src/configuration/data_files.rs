@@ -1,4 +1,4 @@
-//! Files of data that directives name, which are read when all of the text is known.
+//! Data files that directives name, read after the whole text was read.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use gale_config::Diagnostic;
 use gale_process::{DataMapping, Resources};
 
-/// Takes what is in a file, or what has failed; the error is what is wrong with it.
+/// Receives the contents of a file or an error; returns a fault of the contents.
 type Take = Box<dyn FnOnce(io::Result<DataMapping>) -> Result<(), Diagnostic>>;
 
-/// The files asked for so far.
+/// Requested files.
 #[derive(Default)]
 pub(super) struct DataFiles(Vec<(PathBuf, Take)>);
 
@@ -19,7 +19,7 @@ impl DataFiles {
         self.0.push((path, take));
     }
 
-    /// Reads all of them; returns what is wrong with them.
+    /// Reads all files; returns their faults.
     pub fn read(&mut self, resources: &mut dyn Resources) -> Vec<Diagnostic> {
         let read = |(path, take): (PathBuf, Take)| take(resources.data_file(&path).and_then(|file| file.map())).err();
         std::mem::take(&mut self.0).into_iter().filter_map(read).collect()

@@ -1,31 +1,31 @@
-//! Host names in a configuration whose addresses are looked up once, when all of the text is known.
+//! Host names in a configuration that are resolved once, after the whole text was read.
 
 use gale_config::{Diagnostic, Word};
 use gale_process::Resources;
 
 use crate::server_address::HostAddresses;
 
-/// The names asked for so far.
+/// Requested names.
 #[derive(Default)]
 pub(super) struct Hosts(Vec<Wanted>);
 
 struct Wanted {
     host: String,
-    /// As it stands in the directive.
+    /// The word in the directive.
     word: Word,
     directive: &'static str,
     addresses: HostAddresses,
 }
 
 impl Hosts {
-    /// The addresses of a name that stands, perhaps with a port, as `word` in `directive`.
+    /// The addresses of a name; `word` contains it in `directive`, possibly with a port.
     pub fn want(&mut self, host: String, word: &Word, directive: &'static str) -> HostAddresses {
         let addresses = HostAddresses::default();
         self.0.push(Wanted { host, word: word.clone(), directive, addresses: addresses.clone() });
         addresses
     }
 
-    /// Looks all of them up; what is not found is an error each.
+    /// Resolves all names; each that is not found is an error.
     pub fn resolve(&self, resources: &mut dyn Resources) -> Vec<Diagnostic> {
         let mut missing = Vec::new();
         for Wanted { host, word, directive, addresses } in &self.0 {

@@ -1,7 +1,6 @@
-//! The settings of the main context, which the engine itself lives by.
+//! Settings of the main context that the engine uses itself.
 //!
-//! The directive table that fills them is `gale-modules`' `core.rs`.
-//! (<https://nginx.org/en/docs/ngx_core_module.html>)
+//! Their directive table is `gale-modules`' `core.rs`. (<https://nginx.org/en/docs/ngx_core_module.html>)
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,13 +11,13 @@ use super::cpu_affinity::CpuAffinity;
 use crate::log::{Destination, Target};
 use gale_process::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ProcessSettings, Sandbox, SandboxMode};
 
-/// Every field is the directive of the same name unless it says otherwise.
+/// Settings named like their directives, unless noted otherwise.
 #[derive(Default)]
 #[allow(missing_docs, reason = "the fields are nginx's directives")]
 pub struct MainSettings {
-    /// The user and, when given, the group.
+    /// User and optional group.
     pub user: Setting<(String, Option<String>)>,
-    /// `worker_processes`, with `auto` worked out.
+    /// `worker_processes`, with `auto` resolved.
     pub worker_processes: Setting<usize>,
     pub worker_cpu_affinity: Setting<CpuAffinity>,
     pub worker_rlimit_nofile: Setting<u64>,
@@ -48,28 +47,28 @@ pub struct SandboxSettings {
 /// `thread_pool NAME threads=N [max_queue=N]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadPoolSettings {
-    /// The pool's name.
+    /// Name of the pool.
     pub name: String,
-    /// How many threads it has for each event loop.
+    /// Threads for each event loop.
     pub threads: usize,
-    /// How many tasks may wait, for each event loop.
+    /// Most waiting tasks for each event loop.
     pub max_queue: usize,
 }
 
 impl ThreadPoolSettings {
-    /// The name of the pool that exists without being written.
+    /// Name of the pool that always exists.
     pub const DEFAULT_NAME: &str = "default";
 }
 
 impl Default for ThreadPoolSettings {
-    /// nginx's: `thread_pool default threads=32 max_queue=65536`.
+    /// nginx's default: `thread_pool default threads=32 max_queue=65536`.
     fn default() -> ThreadPoolSettings {
         ThreadPoolSettings { name: ThreadPoolSettings::DEFAULT_NAME.to_owned(), threads: 32, max_queue: 65536 }
     }
 }
 
 impl MainSettings {
-    /// What of it the process layer acts on.
+    /// The settings for the process layer.
     pub fn to_process_settings(&self) -> ProcessSettings {
         ProcessSettings {
             daemon: *self.daemon.get(),

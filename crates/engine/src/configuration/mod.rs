@@ -1,10 +1,8 @@
-//! From the text of a configuration to what the workers run on.
+//! Configuration: builds the objects that workers run on from the text.
 //!
-//! Building has no effects: files are read and opened through
-//! [`Resources`], first the texts, and at the very end, when
-//! everything else is known to be right, logs and listening sockets. The process
-//! that starts, the helper and the worker process run the same code and come to
-//! the same result.
+//! Building has no side effects: files are read and opened through [`Resources`]; first the texts, and at the very end,
+//! after all checks, logs and listening sockets. The starting process, the reload helper and the worker process run the
+//! same code with the same result.
 
 mod blocks;
 mod builder;
@@ -47,25 +45,25 @@ use gale_process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Re
 use module::Order;
 use protocol::Protocol;
 
-/// A whole configuration, complete and immutable.
+/// A complete, immutable configuration.
 pub struct Configuration {
-    /// What the process layer acts on.
+    /// Settings for the process layer.
     pub process: ProcessSettings,
     /// The `events` block.
     pub events: EventsSettings,
-    /// Where the event loops run, if anything is said of that.
+    /// `worker_cpu_affinity`, if set.
     pub cpu_affinity: Option<CpuAffinity>,
-    /// The thread pools, `default` among them.
+    /// Thread pools, including `default`.
     pub thread_pools: ThreadPools,
-    /// Where messages go that belong to no request.
+    /// Error log for messages outside of requests.
     pub error_log: Arc<ErrorLog>,
-    /// The zones that are declared.
+    /// Declared zones.
     pub zones: Arc<NamedZones>,
-    /// What runs beside requests.
+    /// Services.
     pub services: Vec<Arc<ConfiguredService>>,
-    /// What is served, one for each block such as `http`.
+    /// Protocols, one for each block such as `http`.
     pub protocols: Vec<Arc<dyn Protocol>>,
-    /// When it was built.
+    /// Time when it was built.
     pub built: SystemTime,
 }
 
@@ -76,11 +74,11 @@ impl Configuration {
     }
 }
 
-/// The texts that a configuration was read from, in order: what `-T` prints.
+/// Texts of a configuration, in order, for `-T`.
 pub type Texts = Vec<(PathBuf, Arc<[u8]>)>;
 
-/// Reads, checks and builds a configuration. The error is everything that is wrong
-/// with it, each with its place. The texts are there in any case.
+/// Reads, checks and builds a configuration. The error reports all faults with their places. The texts are returned in
+/// any case.
 pub fn build(
     order: &'static Order,
     request: &BuildRequest,
@@ -99,11 +97,10 @@ pub fn build(
     }
 }
 
-/// Reads a configuration for its main settings alone: for `-s`, which needs to know
-/// where the pid file is. Nothing is opened.
+/// Reads only the main settings, for `-s`, which needs the path of the pid file. Opens nothing.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Faults of the configuration.
 pub fn main_settings(
     order: &'static Order,
     request: &BuildRequest,
@@ -117,8 +114,8 @@ pub fn main_settings(
     settings.ok_or_else(|| report(&diagnostics, &sources))
 }
 
-/// The file in which it is told why a start has failed, and in which form: that of the configuration, if that much of
-/// it can be understood, else the one that was to be used until then.
+/// File and form for the error of a failed start: those of the configuration if they can be determined, else those used
+/// until then.
 pub fn failure_log_path(order: &'static Order, request: &BuildRequest) -> Option<(PathBuf, LineForm)> {
     let Ok(settings) = main_settings(order, request, &mut DiskFiles) else {
         return match &request.error_log_path {
@@ -151,7 +148,7 @@ fn read_and_build(
     builder.build(&statements, syntax_errors, resources)
 }
 
-/// The statements of the command line and of the file, and what is wrong with them.
+/// Statements of the command line and of the file, and their syntax errors.
 fn read(
     builder: &mut Builder,
     sources: &mut Sources,
@@ -160,8 +157,8 @@ fn read(
 ) -> Option<(Vec<Statement>, Vec<Diagnostic>)> {
     let directory = request.configuration_path.parent().unwrap_or(Path::new("/"));
     let mut statements = Vec::new();
-    // Syntax errors stand in the statements where they were, and come up in order
-    // when those are walked; the lists are only for what is never walked.
+    // Syntax errors are part of the statements and are reported in order by the walk; this list is for those that it
+    // never reaches.
     let mut syntax_errors = Vec::new();
     let mut take = |parsed: Parsed| {
         statements.extend(parsed.statements);

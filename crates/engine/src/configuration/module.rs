@@ -1,9 +1,7 @@
-//! What a module is to the engine: a table of directives, the type of
-//! its settings, and what it is to each protocol.
+//! Interface of a module to the engine: its directives, the type of its settings, and its part of each protocol.
 //!
-//! The engine knows no module by name. A module keeps its state for one request
-//! in that request's notes, never in the request itself, and its settings in a
-//! type of its own of which every scope (http, server, location) has one value.
+//! The engine knows no module by name. A module keeps its state of a request in the request's notes, never in the
+//! request itself. Its settings have a type of its own, with one value for each scope (http, server, location).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,34 +11,32 @@ use gale_config::Diagnostic;
 use super::Configuration;
 use super::builder::Builder;
 
-/// A row of a directive table, as the engine's builder understands it.
+/// A row of a directive table for the engine's builder.
 pub type Directive = gale_config::Directive<Builder>;
 
-/// The settings of one module in one scope, behind a type that the engine does
-/// not know.
+/// Settings of one module in one scope, as an opaque type.
 pub type Conf = Box<dyn Any + Send + Sync>;
 
-/// Settings that are complete. Scopes that would have the same ones share them.
+/// Complete settings, shared by scopes with equal ones.
 pub type SharedConf = Arc<dyn Any + Send + Sync>;
 
-/// A module: everything that the engine needs to know of it. What it runs beside requests, every ten seconds for
-/// example, it adds to a configuration by [`Builder::add_service`].
+/// A module. Its background work, such as a periodic task, is added to a configuration with [`Builder::add_service`].
 pub struct Module {
     /// nginx's name of the module without `ngx_` and `_module`: `http_limit_req`.
     pub name: &'static str,
-    /// The directives that it understands.
+    /// Its directives.
     pub directives: &'static [Directive],
-    /// How its settings come to be; `None` for a module without any.
+    /// Its type of settings; `None` for a module without settings.
     pub conf: Option<ConfType>,
-    /// What it is to protocols: of each, a part of the protocol's own type.
+    /// Its parts for protocols, each of the protocol's own type.
     pub parts: &'static [&'static (dyn Any + Send + Sync)],
 }
 
 impl Module {
-    /// A module that does nothing: the base for struct update syntax.
+    /// A module that does nothing, as a base for struct update syntax.
     pub const EMPTY: Module = Module { name: "", directives: &[], conf: None, parts: &[] };
 
-    /// What the module is to the protocol whose parts have this type.
+    /// Its part for the protocol whose parts have this type.
     pub fn part<P: 'static>(&self) -> Option<&'static P> {
         self.parts.iter().find_map(|part| part.downcast_ref())
     }
@@ -49,40 +45,39 @@ impl Module {
 /// Completes the settings of a scope from those of its parent, if it has one.
 pub type Merge = fn(&mut dyn Any, Option<&dyn Any>, &mut Builder) -> Result<(), Diagnostic>;
 
-/// How the settings of a module come to be and how a scope takes over what its
-/// parent says, beyond what the directive table already does.
+/// Creation and inheritance of a module's settings, beyond the inheritance in the directive table.
 #[derive(Clone, Copy)]
 pub struct ConfType {
-    /// Makes settings in which nothing is set.
+    /// Creates settings with nothing set.
     pub make: fn() -> Conf,
-    /// Called parents first, after the directive table's own inheritance, for settings
-    /// that no single row describes: once per scope that says something, and once for
-    /// all others in the same scope, which share the result.
+    /// Merge function, called for parents first, after the directive table's inheritance, for settings that no single
+    /// row describes: once for each scope with directives of the module, and once for all others in the same parent,
+    /// which share the result.
     pub merge: Merge,
-    /// Called once for the settings of the main level, when all of it was read.
+    /// Called once for the settings of the main level, after all of it was read.
     pub complete_main: fn(&mut dyn Any, &mut Builder) -> Result<(), Diagnostic>,
 }
 
 impl ConfType {
-    /// Settings of type `C` whose rows say everything about inheritance.
+    /// Settings of type `C` whose rows describe their inheritance completely.
     pub const fn of<C: Any + Default + Send + Sync>() -> ConfType {
         ConfType { make: || Box::new(C::default()), merge: |_, _, _| Ok(()), complete_main: |_, _| Ok(()) }
     }
 }
 
-/// The order in which modules act. One list per question, in the open
-/// (`gale-modules`' `order.rs`), instead of priorities that nobody can see.
+/// Order in which modules act: one explicit list for each purpose (`gale-modules`' `order.rs`) instead of hidden
+/// priorities.
 pub struct Order {
-    /// Every module; directives and variables are looked up in this order.
+    /// All modules; directives and variables are looked up in this order.
     pub modules: &'static [&'static Module],
-    /// What else has an order, by protocol: of each, a list of the protocol's own type.
+    /// Further lists by protocol, each of the protocol's own type.
     pub protocols: &'static [&'static (dyn Any + Send + Sync)],
-    /// Tells all that was counted, for the control socket, in a thread that belongs to no loop.
+    /// Renders all metrics for the control socket, in a thread outside of the event loops.
     pub figures: Option<fn(&Arc<Configuration>) -> String>,
 }
 
 impl Order {
-    /// The lists of the protocol whose lists have this type.
+    /// The lists of this type.
     pub fn of<O: 'static>(&self) -> Option<&'static O> {
         self.protocols.iter().find_map(|order| order.downcast_ref())
     }

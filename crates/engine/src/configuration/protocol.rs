@@ -1,6 +1,6 @@
-//! A protocol: what a block such as `http` was built to, and its part of every event loop.
+//! A protocol: the result of a block such as `http`, and its part of each event loop.
 //!
-//! The engine listens and accepts; what is said on a connection is the protocol's alone.
+//! The engine listens and accepts; only the protocol knows what connections carry.
 
 use std::any::Any;
 use std::io;
@@ -18,18 +18,18 @@ use crate::worker::Worker;
 
 /// A protocol's part of a configuration, complete and immutable.
 pub trait Protocol: Any + Send + Sync {
-    /// The name of its block. A worker goes on under a later configuration with the protocol of the same name.
+    /// Name of its block. After a reload, a worker continues with the protocol of the same name.
     fn name(&self) -> &'static str;
 
-    /// The listening sockets of its addresses; several addresses may have the same.
+    /// Listening sockets of its addresses; several addresses may share one.
     fn listeners(&self) -> Vec<ListenerHandle>;
 
-    /// Begins to serve on the calling loop. `configuration` is that of which this is a part.
+    /// Starts serving on the calling loop. `configuration` contains this protocol.
     fn start(&self, worker: &Rc<Worker>, configuration: &Arc<Configuration>) -> Rc<dyn ProtocolWorker>;
 }
 
 impl dyn Protocol {
-    /// The protocol as what it is.
+    /// Casts to the concrete type.
     pub fn downcast<P: Protocol>(self: Arc<Self>) -> Option<Arc<P>> {
         let any: Arc<dyn Any + Send + Sync> = self;
         any.downcast().ok()
@@ -38,17 +38,17 @@ impl dyn Protocol {
 
 /// Receives datagrams from one socket for a protocol, until it is dropped.
 pub trait DatagramReceiver {
-    /// What comes from now on begins nothing new; what has begun goes on. Others that hear the same socket may take
-    /// over what comes.
+    /// Stops starting sessions for new datagrams; existing sessions continue. With `others_hear_it`, other receivers of
+    /// the same socket can take over new datagrams.
     fn stop(&self, others_hear_it: bool);
 }
 
-/// A protocol's part of one event loop: its connections.
+/// A protocol's connections on one event loop.
 pub trait ProtocolWorker {
-    /// From now on new exchanges use `configuration`, which has the same protocol.
+    /// Uses `configuration`, which has the same protocol, for new exchanges.
     fn commit(&self, configuration: &Arc<Configuration>);
 
-    /// Serves a connection that was accepted at `address`. `configuration` is that of its first exchange when it is not
+    /// Serves a connection that was accepted at `address`. `configuration` is that of its first exchange if it is not
     /// the current one.
     fn serve(
         self: Rc<Self>,
@@ -58,30 +58,30 @@ pub trait ProtocolWorker {
         configuration: Option<&Arc<Configuration>>,
     );
 
-    /// Takes the datagrams that come to `address` by this socket, which other loops may have, too.
+    /// Receives datagrams for `address` from this socket, which other loops may use as well.
     ///
     /// # Errors
-    /// The socket cannot be received from; or the protocol has no datagrams.
+    /// The socket cannot be used; or the protocol has no datagrams.
     fn receive(self: Rc<Self>, socket: OwnedFd, address: &Rc<ListenAddress>) -> io::Result<Rc<dyn DatagramReceiver>> {
         let _ = (socket, address);
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Passes idle connections on to `successor`, if there is one and that is possible, closes the others of them, and
-    /// the rest when its current exchange is over.
+    /// Passes idle connections to `successor` if possible, closes other idle ones, and closes the rest after their
+    /// current exchange.
     fn drain(self: Rc<Self>, successor: Option<&Successor>);
 
-    /// Whether it can go on with a connection that another process has served.
+    /// `true` if it can resume a connection that another process has served.
     fn resumes(&self) -> bool {
         false
     }
 
-    /// Ready when the last connection has ended, and what is done without one.
+    /// Ready when the last connection and all background tasks have ended.
     fn poll_closed(&self, context: &mut Context<'_>) -> Poll<()>;
 
-    /// Closes the connections whose exchange began with this configuration or an older one; without one, all of them.
+    /// Closes the connections whose exchange began with this configuration or an older one; with `None`, all of them.
     fn expire(&self, configuration: Option<&Configuration>);
 
-    /// How many connections are open.
+    /// Number of open connections.
     fn connection_count(&self) -> usize;
 }

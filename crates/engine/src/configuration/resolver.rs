@@ -1,4 +1,4 @@
-//! `resolver ADDRESS ... [valid=TIME] [ipv4=on|off] [ipv6=on|off] [status_zone=ZONE]`, as it is written.
+//! Parser of `resolver ADDRESS ... [valid=TIME] [ipv4=on|off] [ipv6=on|off] [status_zone=ZONE]`.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#resolver>)
 
 use gale_base::units;
@@ -8,17 +8,17 @@ use super::builder::Builder;
 use crate::resolver::{NameServer, ResolverSettings};
 use crate::server_address::ServerAddress;
 
-/// What is counted of name servers, by the names of their zones.
+/// Kind of the counters of name servers, by zone name.
 pub const RESOLVERS: &str = "resolver";
 
-/// Where name servers are asked.
+/// Default port of name servers.
 const PORT_DEFAULT: u16 = 53;
 
 impl ResolverSettings {
-    /// Reads the directive.
+    /// Parses the directive.
     ///
     /// # Errors
-    /// What is wrong with it, in nginx's words.
+    /// The fault, in nginx's words.
     pub fn parse(builder: &mut Builder, statement: &Statement) -> Result<ResolverSettings, Diagnostic> {
         let mut settings = ResolverSettings::new([]);
         for word in &statement.args {
@@ -66,7 +66,7 @@ fn name_server(builder: &mut Builder, word: &Word) -> Result<NameServer, Diagnos
             builder.reach.connects(port);
             Ok(NameServer::Host(builder.host_addresses_of(host, word, "resolver"), port))
         }
-        // nginx takes it and is never answered.
+        // nginx accepts it, but never gets a response.
         ServerAddress::Unix(_) => Err(failed("invalid host").hint("name servers are queried over UDP and TCP")),
     }
 }

@@ -1,7 +1,7 @@
-//! Levels of settings, one inside of another: the tree that a block such as `http` gathers while it is read.
+//! Nested levels of settings: the tree that a block such as `http` builds while it is read.
 //!
-//! While the text is walked, a scope holds only what it says itself. When all of it is known, every scope is completed
-//! from its parent, so that whoever looks at one finds everything in it.
+//! During the walk a scope only contains its own settings. After the whole text was read, each scope is completed from
+//! its parent, so that a look-up needs only one scope.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,34 +11,34 @@ use gale_config::{Contexts, Diagnostic};
 use super::builder::Builder;
 use super::module::{Conf, ConfType, Directive, Module, SharedConf};
 
-/// A scope, as an index into the scopes of its block.
+/// Index of a scope in its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScopeId(pub u32);
 
-/// A `server { }`, as an index into the servers of its block.
+/// Index of a `server { }` in its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerId(pub u32);
 
-/// The settings of every module in one scope, complete; none for those of other protocols.
+/// Complete settings of all modules in one scope; `None` for modules of other protocols.
 pub type Confs = Vec<Option<SharedConf>>;
 
-/// The scopes of a block while it is read, parents before their children.
+/// Scopes of a block while it is read, parents before children.
 #[derive(Default)]
 pub struct ScopeTree(Vec<Node>);
 
 struct Node {
     parent: Option<ScopeId>,
-    /// The settings of the modules that are mentioned.
+    /// Settings of the modules with directives in the scope.
     confs: Vec<Option<Conf>>,
 }
 
 impl ScopeTree {
-    /// Adds the scope of the block itself, in which every module has settings.
+    /// Adds the scope of the block itself, with settings of all modules.
     pub fn add_root(&mut self, builder: &Builder) -> ScopeId {
         self.push(None, builder.fresh_confs())
     }
 
-    /// Adds a scope inside of `parent`, with [`Builder::no_confs`] for settings.
+    /// Adds a scope inside `parent`, with settings from [`Builder::no_confs`].
     pub fn add(&mut self, parent: ScopeId, confs: Vec<Option<Conf>>) -> ScopeId {
         self.push(Some(parent), confs)
     }
@@ -49,22 +49,22 @@ impl ScopeTree {
         id
     }
 
-    /// The scope around this one; `None` for that of the block.
+    /// The enclosing scope; `None` for that of the block.
     pub fn parent(&self, scope: ScopeId) -> Option<ScopeId> {
         self.0[scope.0 as usize].parent
     }
 
-    /// The settings of a scope, by module.
+    /// Settings of a scope, by module.
     pub fn confs(&mut self, scope: ScopeId) -> &mut Vec<Option<Conf>> {
         &mut self.0[scope.0 as usize].confs
     }
 
-    /// Completes every scope, parents first: what it did not say it takes from its parent, and the block itself from
-    /// the defaults. `places` are the contexts whose directives write into scopes; `has_part` says whether a module
-    /// that has none of them has settings nevertheless.
+    /// Completes all scopes, parents first: unset values come from the parent, and those of the block from the
+    /// defaults. `places` are the contexts whose directives write to scopes; `has_part` returns `true` for a module
+    /// that has settings without such directives.
     ///
     /// # Errors
-    /// What a module finds wrong with the settings of a scope.
+    /// Faults that a module finds in the settings of a scope.
     pub fn complete(
         &mut self,
         builder: &mut Builder,
@@ -87,16 +87,16 @@ impl ScopeTree {
     }
 }
 
-/// Completes scope after scope.
+/// Completes scopes one by one.
 struct Completion<'b> {
     builder: &'b mut Builder,
-    /// Of each module, the directives that a scope may say.
+    /// Directives allowed in a scope, by module.
     rows: Vec<Vec<&'static Directive>>,
-    /// Whether a module is one of the protocol's.
+    /// `true` if a module belongs to the protocol.
     has_part: fn(&Module) -> bool,
-    /// The scopes that are complete.
+    /// Completed scopes.
     scopes: Vec<Confs>,
-    /// By parent, what those of its children share that say nothing of a module: it follows from the parent alone.
+    /// Settings of modules without directives in a child, by parent. They depend on the parent only and are shared.
     of_silent: Vec<Confs>,
 }
 
@@ -116,7 +116,7 @@ impl Completion<'_> {
         Ok(())
     }
 
-    /// The settings of a module in a child of `parent` that says nothing of it.
+    /// Settings of a module in a child of `parent` without directives of it.
     fn conf_of_silent(
         &mut self,
         owner: usize,

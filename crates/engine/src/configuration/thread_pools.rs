@@ -1,9 +1,9 @@
-//! The thread pools of a configuration: which there are, found by name, and how large they are.
+//! Thread pools of a configuration, by name, with their sizes.
 //!
-//! A pool belongs to the process. One of the same name goes on over a reload, with the limits that the newest
-//! configuration says; one that no configuration has any more finishes its tasks and ends, and nobody waits for that.
-//! Building makes the pools and changes none that is in use: that is left to [`ThreadPools::apply`]. No thread starts
-//! before there is work. (<https://nginx.org/en/docs/ngx_core_module.html#thread_pool>)
+//! A pool belongs to the process. On a reload, a pool of the same name continues with the limits of the newest
+//! configuration; one that is in no configuration any more finishes its tasks and ends, which nothing waits for.
+//! Building creates the pools but changes none in use; [`ThreadPools::apply`] does that. A thread only starts when
+//! there is work. (<https://nginx.org/en/docs/ngx_core_module.html#thread_pool>)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,14 +12,14 @@ use parking_lot::Mutex;
 
 use super::ThreadPoolSettings;
 
-/// The pools that a configuration names, and `default`.
+/// Pools of a configuration, including `default`.
 pub struct ThreadPools {
     pools: Vec<(ThreadPool, Limits)>,
-    /// Grows from configuration to configuration.
+    /// Number of the configuration; later ones are higher.
     serial: u64,
 }
 
-/// For all event loops together.
+/// Limits for all event loops together.
 #[derive(Clone, Copy)]
 struct Limits {
     threads: usize,
@@ -27,8 +27,8 @@ struct Limits {
 }
 
 impl ThreadPools {
-    /// The pools of these settings, and `default` if it is not among them. The numbers count for each event loop, as
-    /// nginx's count for each worker process; the pool serves all of them and has the sum.
+    /// Creates the pools of these settings, and `default` if it is not among them. The settings are for each event
+    /// loop, as nginx's are for each worker process; a pool serves all loops and has the sum.
     pub fn new(settings: &[ThreadPoolSettings], workers: usize) -> ThreadPools {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
         let implicit = ThreadPoolSettings::default();
@@ -46,12 +46,11 @@ impl ThreadPools {
 
     /// The pool of this name.
     pub fn find(&self, name: &[u8]) -> Option<&ThreadPool> {
-        // A handful of names: nothing beats looking at each.
+        // A linear search is fastest for a handful of names.
         self.pools.iter().map(|(pool, _)| pool).find(|pool| pool.name().as_bytes() == name)
     }
 
-    /// From now on the pools have the limits of this configuration, unless a later one has been applied. Does not
-    /// block.
+    /// Applies the limits of this configuration, unless a later one was applied already. Does not block.
     pub fn apply(&self) {
         static APPLIED: Mutex<u64> = Mutex::new(0);
         let mut applied = APPLIED.lock();
@@ -96,7 +95,7 @@ mod tests {
         let second = ThreadPools::new(&[settings("engine two", 1, 10), settings("default", 5, 50)], 2);
         assert_eq!((limits(&second, "engine two"), limits(&second, "default")), ((6, 60), (64, 131_072)));
         second.apply();
-        // A loop that is late tells the old one once more.
+        // A late loop applies the old configuration once more.
         first.apply();
         assert_eq!((limits(&first, "engine two"), limits(&second, "default")), ((2, 20), (10, 100)));
         assert!(second.find(b"engine one").is_none());

@@ -1,7 +1,7 @@
-//! The zones of a configuration: a directive declares one, others mention it, before or after.
+//! Zones of a configuration: a directive declares one, others refer to it, before or after.
 //!
-//! Where names are resolved, and nothing else: what a zone holds is its module's. Every mention of a name gets the same
-//! [`ZoneRef`]; that each has been declared is checked when all of the text is known.
+//! This file only resolves names; the contents of a zone belong to its module. All references to a name share one
+//! [`ZoneRef`]; after the whole text was read, each is checked to be declared.
 
 use std::any::Any;
 use std::fmt;
@@ -15,21 +15,21 @@ use gale_config::{Diagnostic, Span, Word};
 use super::Builder;
 use crate::zone::{NamedZones, Zone, ZoneError};
 
-/// A zone of a configuration, which may be declared further down. `Z` is what its module knows of it.
+/// Reference to a zone, which may be declared later. `Z` is its module's value.
 pub struct ZoneRef<Z>(Arc<OnceLock<Z>>);
 
 impl<Z> ZoneRef<Z> {
-    /// What was declared, if it has been.
+    /// The declared value, if it is set.
     pub fn declared(&self) -> Option<&Z> {
         self.0.get()
     }
 
-    /// Says what the zone is, unless somebody has.
+    /// Sets the value, unless it is set already.
     pub fn declare(&self, zone: Z) {
         let _ = self.0.set(zone);
     }
 
-    /// Whether both are one zone.
+    /// `true` if both refer to the same zone.
     pub fn is(&self, other: &ZoneRef<Z>) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -45,7 +45,7 @@ impl<Z> Deref for ZoneRef<Z> {
     type Target = Z;
 
     /// # Panics
-    /// Before the configuration is complete, if the zone is declared further down.
+    /// Panics before the configuration is complete, if the zone is declared later.
     fn deref(&self) -> &Z {
         self.0.get().expect("a configuration declares every zone that it mentions")
     }
@@ -57,23 +57,23 @@ impl<Z> fmt::Debug for ZoneRef<Z> {
     }
 }
 
-/// `NAME:SIZE`, as the directives that declare a zone have it.
+/// `NAME:SIZE`, from a directive that declares a zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneSize {
-    /// The name.
+    /// Name.
     pub name: BString,
-    /// How much memory it may take.
+    /// Most memory, in bytes.
     pub bytes: usize,
 }
 
-/// Eight pages: nginx's least.
+/// Least size of a zone, as in nginx: eight pages.
 pub const ZONE_BYTES_MIN: usize = 8 * 4096;
 
 impl ZoneSize {
-    /// The zone of a name and a size that are words of their own.
+    /// Zone from a name and a size in separate words.
     ///
     /// # Errors
-    /// In nginx's words: a wrong size, or one that is too small.
+    /// In nginx's words: the size is invalid or too small.
     pub fn of(name: &Word, size: &Word) -> Result<ZoneSize, Diagnostic> {
         let bytes = units::parse_size(&size.text)
             .and_then(|bytes| usize::try_from(bytes).ok())
@@ -85,10 +85,10 @@ impl ZoneSize {
         Ok(ZoneSize { name: name.text.clone(), bytes })
     }
 
-    /// Parses what follows `zone=` in `word`.
+    /// Parses the value of `zone=` in `word`.
     ///
     /// # Errors
-    /// In nginx's words: no size, or one that is too small.
+    /// In nginx's words: the size is missing or too small.
     pub fn parse(word: &Word, text: &[u8]) -> Result<ZoneSize, Diagnostic> {
         let invalid = || {
             let hint = "a zone is written zone=NAME:SIZE, for example zone=one:10m";
@@ -105,11 +105,11 @@ impl ZoneSize {
 }
 
 impl ZoneSize {
-    /// The value that the zone holds, of any type. A zone that goes on over a reload has the earlier one, any other
-    /// that of `make`, which is to take no more memory than it is told.
+    /// Value of the zone, of any type. A zone kept over a reload keeps its value; otherwise `make` creates it, with the
+    /// given limit of memory.
     ///
     /// # Errors
-    /// There is not so much memory.
+    /// There is not enough memory.
     pub fn hold<Z: Any + Send + Sync>(
         &self,
         builder: &mut Builder,
@@ -124,11 +124,10 @@ impl ZoneSize {
         })
     }
 
-    /// As [`ZoneSize::hold`], for a value that belongs to a path: `subject` begins the message about one that has
-    /// changed.
+    /// As [`ZoneSize::hold`], for a value that belongs to a path; `subject` begins the error about a changed path.
     ///
     /// # Errors
-    /// In nginx's words: the path is another one now, or there is not so much memory.
+    /// In nginx's words: the path has changed, or there is not enough memory.
     pub fn hold_for<Z: Any + Send + Sync>(
         &self,
         builder: &mut Builder,
@@ -157,11 +156,10 @@ impl ZoneSize {
         Diagnostic::emerg(format!("mmap(MAP_ANON|MAP_SHARED, {bytes}) failed (12: Cannot allocate memory)")).at(span)
     }
 
-    /// The counters behind the zone: those of before, if it goes on over a reload. `subject` begins the message about
-    /// keys that have changed.
+    /// Counters of the zone; kept over a reload. `subject` begins the error about changed keys.
     ///
     /// # Errors
-    /// In nginx's words: the keys are made of something else now, or there is not so much memory.
+    /// In nginx's words: the keys have changed, or there is not enough memory.
     pub fn state<V: Send + 'static>(
         &self,
         builder: &mut Builder,
@@ -186,7 +184,7 @@ impl ZoneSize {
     }
 }
 
-/// The zones mentioned so far, and the state of those that were declared.
+/// Zones referred to so far, and the values of declared ones.
 #[derive(Default)]
 pub(super) struct Zones {
     mentioned: Vec<Mentioned>,
@@ -195,7 +193,7 @@ pub(super) struct Zones {
 
 struct Mentioned {
     name: BString,
-    /// The directive that declares such zones.
+    /// Directive that declares such zones.
     kind: &'static str,
     bytes: Option<usize>,
     span: Span,
@@ -204,7 +202,7 @@ struct Mentioned {
 }
 
 impl Zones {
-    /// The zone of this name, of the kind that the directive `kind` declares; `bytes` where it is declared.
+    /// The zone of this name and kind; `bytes` is set where it is declared.
     pub fn find<Z: Send + Sync + 'static>(
         &mut self,
         kind: &'static str,
@@ -218,7 +216,7 @@ impl Zones {
             return Ok(ZoneRef(zone));
         };
         let name = name.as_bstr();
-        // One directive may be of several protocols, each with a type of its own.
+        // A directive may belong to several protocols, each with its own type.
         if known.kind != kind || !known.zone.is::<OnceLock<Z>>() {
             let message = format!("the shared memory zone \"{name}\" is already declared for a different use");
             return Err(Diagnostic::emerg(message).at(span).related("first mentioned", known.span));
@@ -237,7 +235,7 @@ impl Zones {
         Ok(ZoneRef(zone))
     }
 
-    /// Those that nobody has declared.
+    /// Errors for zones that are not declared.
     pub fn undeclared(&self) -> impl Iterator<Item = Diagnostic> {
         self.mentioned.iter().filter(|zone| zone.bytes.is_none()).map(|zone| {
             let hint = format!("a zone is declared by the \"{}\" directive", zone.kind);
