@@ -1,13 +1,13 @@
-//! The lock of an exclusive service while this process holds it.
+//! Lock of an exclusive service, while this process holds it.
 //!
-//! A release may wait for a file server, so a thread of the default pool does it, however the service ends.
+//! Releasing it may wait for a file server, so a thread of the default pool does that, however the service ends.
 
 use std::sync::Arc;
 
 use gale_process::LockGuard;
 use gale_runtime::{Device, default_pool};
 
-/// A share of the lock of an exclusive service: the lock is held until the last share is dropped, on whichever thread.
+/// A share of the lock of an exclusive service. The lock is held until the last share is dropped, on any thread.
 #[derive(Clone)]
 pub struct LockShare(Arc<HeldLock>);
 
@@ -16,7 +16,7 @@ impl LockShare {
         LockShare(Arc::new(lock))
     }
 
-    /// The lock, if this is the last share of it.
+    /// The lock, if this is its last share.
     pub(super) fn into_last(self) -> Option<HeldLock> {
         Arc::into_inner(self.0)
     }
@@ -30,7 +30,7 @@ impl HeldLock {
         HeldLock(Some(guard))
     }
 
-    /// Releases the lock before it returns, for a thread of a pool.
+    /// Releases the lock synchronously, for a thread of a pool.
     pub fn release(mut self) {
         self.0 = None;
     }

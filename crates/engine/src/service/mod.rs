@@ -1,8 +1,8 @@
-//! Services: what runs beside requests, for as long as a configuration has it.
+//! Services: background tasks that run as long as a configuration has them.
 //!
-//! A module makes a service from its settings and hands it to [`Builder::add_service`]. Something every ten seconds is
-//! a service of one line, [`Context::every`]. A service is a task of an event loop: it must not block, and whatever
-//! takes long goes to a thread pool.
+//! A module creates a service from its settings and passes it to [`Builder::add_service`]. A periodic task is a service
+//! of one line, [`Context::every`]. A service is a task of an event loop: it must not block, and long work belongs in a
+//! thread pool.
 //!
 //! ```text
 //!   built with the configuration ─► every loop has committed ─► runs ─► returns: it is done
@@ -13,8 +13,8 @@
 //!      └─► ends, or is dropped after five seconds
 //! ```
 //!
-//! Services are matched by name over a reload. No service keeps a process alive: a loop that drains asks its own to end
-//! at once, so that another process can take over what only one may do.
+//! Services are matched by name over a reload. No service keeps a process alive: a draining loop asks its services to
+//! end at once, so that another process can take over exclusive ones.
 //!
 //! [`Builder::add_service`]: crate::configuration::Builder::add_service
 
@@ -43,23 +43,23 @@ use running::Running;
 pub use lock::LockShare;
 pub(crate) use running::{HeldConfiguration, Services};
 
-/// A service of this type; the value is its settings, complete and immutable.
+/// A service; the value contains its complete, immutable settings.
 pub trait Service: Send + Sync + Sized + 'static {
-    /// Runs on an event loop until it has no more to do or until [`Context::stopping`]. A panic is logged, and the
-    /// service is started again.
+    /// Runs on an event loop until it is done or [`Context::stopping`] is ready. After a panic, which is logged, the
+    /// service is restarted.
     fn run(context: Context<Self>) -> impl Future<Output = ()> + 'static;
 
-    /// Whether the service that runs with the settings `earlier` goes on with these after a reload, and hears of it by
-    /// [`Context::changed`]. Otherwise, and after a panic here, it ends, and one with these settings is started.
+    /// `true` if the service that runs with the settings `earlier` continues with these after a reload, notified by
+    /// [`Context::changed`]. Otherwise, and after a panic here, it is stopped and a new one is started.
     fn continues(&self, _earlier: &Self) -> bool {
         false
     }
 }
 
-/// How a service reaches what is around it, for as long as it runs: a task that outlives it has no use for this.
+/// Access of a service to its environment while it runs. A task that outlives the service must not use it.
 pub struct Context<S> {
     running: Rc<Running>,
-    /// The last change that [`Context::changed`] told.
+    /// The last change reported by [`Context::changed`].
     changes_seen: Cell<u64>,
     service: PhantomData<fn() -> S>,
 }
@@ -70,68 +70,66 @@ impl<S: Service> Context<S> {
         Context { running, changes_seen, service: PhantomData }
     }
 
-    /// The name that the service was added by.
+    /// Name of the service.
     pub fn name(&self) -> &str {
         self.running.name()
     }
 
-    /// The settings now. Those that are kept over [`Context::changed`] may be freed where they are dropped: what takes
-    /// long to free belongs on a thread pool then.
+    /// Current settings. If they are kept beyond [`Context::changed`], dropping them may free them; if that takes long,
+    /// do it in a thread pool.
     ///
     /// # Panics
-    /// The service has ended, and a task that it has spawned asks.
+    /// Panics if the service has ended and a task that it spawned calls this.
     pub fn settings(&self) -> Arc<S> {
         let any: Arc<dyn Any + Send + Sync> = self.running.service();
         any.downcast().expect("a service goes on with settings of its own type")
     }
 
-    /// The configuration that the service belongs to now, as its type (`Configuration`, which services do not know);
-    /// none where there is no whole one, as in tests.
+    /// Configuration that the service belongs to, by its type (`Configuration`, which services do not know); `None`
+    /// without a whole one, as in tests.
     pub fn configuration<C: Send + Sync + 'static>(&self) -> Option<Arc<C>> {
         self.running.configuration()?.downcast().ok()
     }
 
-    /// What the protocols of this event loop share: resolvers, for example.
+    /// State shared by the protocols of this event loop, such as resolvers.
     pub fn worker(&self) -> &Rc<Worker> {
         self.running.worker()
     }
 
-    /// A share of the lock of a service that is [`exclusive`](ServiceSpec::exclusive); none for others. What writes in
-    /// a thread pool keeps one: the service may be dropped before it, and no other process starts while it writes.
+    /// A share of the lock of an [`exclusive`](ServiceSpec::exclusive) service; `None` for others. A task that writes
+    /// in a thread pool needs one: it may outlive the service, and no other process must start while it writes.
     pub fn lock_share(&self) -> Option<LockShare> {
         self.running.lock_share()
     }
 
-    /// Writes a message to the main error log, behind the name of the service.
+    /// Logs a message to the main error log, prefixed by the name of the service.
     pub fn log(&self, level: Level, message: impl Display) {
         self.running.log(level, &message);
     }
 
-    /// Ready once for every reload that this service goes on over; reloads that follow each other quickly may count as
-    /// one.
+    /// Ready once for each reload that this service survives; quick successive reloads may count as one.
     pub async fn changed(&self) {
         self.running.changed_since(self.changes_seen.get()).await;
         self.changes_seen.set(self.running.changes());
     }
 
-    /// Whether the service is to end.
+    /// `true` if the service should end.
     pub fn is_stopping(&self) -> bool {
         self.running.is_stopping()
     }
 
-    /// Ready when the service is to end: it has five seconds for that. `worker_shutdown_timeout` may allow it less.
+    /// Ready when the service should end, which may take five seconds, or less with `worker_shutdown_timeout`.
     pub async fn stopping(&self) {
         self.running.stopping().await;
     }
 
-    /// Waits for `future`, but no longer than until the service is to end: `None` then.
+    /// Waits for `future`; returns `None` if the service should end before that.
     pub async fn unless_stopping<F: Future>(&self, future: F) -> Option<F::Output> {
         self.running.unless_stopping(future).await
     }
 
-    /// Calls `run` now and then once every `period`, a millisecond at least, until the service is to end. Calls never
-    /// overlap: while one takes longer than the period, those that are due are left out. One that is under way when the
-    /// service is to end is waited for.
+    /// Calls `run` now and then once every `period` (at least a millisecond) until the service should end. Calls do not
+    /// overlap: if one takes longer than the period, missed ones are skipped. A call in progress is completed.
     pub async fn every(&self, period: Duration, mut run: impl AsyncFnMut()) {
         let period = period.max(Duration::from_millis(1));
         let mut due = now();
@@ -144,52 +142,52 @@ impl<S: Service> Context<S> {
     }
 }
 
-/// A service as a module adds it to a configuration.
+/// A service to be added to a configuration.
 pub struct ServiceSpec {
     name: String,
     instances: Instances,
     service: Arc<dyn AnyService>,
 }
 
-/// How many of a service run at a time.
+/// Number of concurrent instances of a service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Instances {
     OnePerWorker,
     OnePerProcess,
-    /// One of all processes that open this lock file.
+    /// One among all processes that use this lock file.
     One(PathBuf),
 }
 
 impl ServiceSpec {
-    /// One for every event loop. The name says what runs, for a log and to find the service again over a reload; no
-    /// other service of the configuration may have it: `"cache manager one"`.
+    /// One instance for each event loop. The name identifies the service in logs and over reloads, and must be unique
+    /// in the configuration: `"cache manager one"`.
     pub fn per_worker(name: impl Into<String>, service: impl Service) -> ServiceSpec {
         ServiceSpec { name: name.into(), instances: Instances::OnePerWorker, service: Arc::new(service) }
     }
 
-    /// One for the process, on one of its event loops. While two processes overlap, in an upgrade for example, each has
+    /// One instance for the process, on one of its event loops. While two processes overlap, as in an upgrade, each has
     /// one.
     pub fn per_process(name: impl Into<String>, service: impl Service) -> ServiceSpec {
         ServiceSpec { name: name.into(), instances: Instances::OnePerProcess, service: Arc::new(service) }
     }
 
-    /// One only, also while two processes overlap: for a service that writes. It runs in the process that holds the
-    /// lock of the file `lock_path`, which best lies beside what is written, on a local disk, because the master opens
-    /// it; another process takes over when the lock is released. No other service of the configuration may have the
-    /// same lock file.
+    /// A single instance, even while two processes overlap, for a service that writes. It runs in the process that
+    /// holds the lock on `lock_path`; another one takes over when the lock is released. The file should be beside the
+    /// data and on a local disk, because the master opens it. No other service of the configuration may have the same
+    /// lock file.
     ///
-    /// The lock is released when the service ends, and at the latest five seconds after it was asked to. A task that it
-    /// has in a thread pool may take longer than that, and must have a [share](Context::lock_share) of the lock.
+    /// The lock is released when the service ends, at most five seconds after it was asked to. A task in a thread pool
+    /// that may take longer needs a [share](Context::lock_share) of the lock.
     pub fn exclusive(name: impl Into<String>, lock_path: impl Into<PathBuf>, service: impl Service) -> ServiceSpec {
         ServiceSpec { name: name.into(), instances: Instances::One(lock_path.into()), service: Arc::new(service) }
     }
 
-    /// The name.
+    /// Name of the service.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The path of the lock file of an exclusive service.
+    /// Lock file of an exclusive service.
     pub(crate) fn lock_path(&self) -> Option<&Path> {
         match &self.instances {
             Instances::One(path) => Some(path),
@@ -197,7 +195,7 @@ impl ServiceSpec {
         }
     }
 
-    /// Opens what the service needs.
+    /// Opens the resources of the service.
     pub(crate) fn open(self, resources: &mut dyn Resources) -> Result<Arc<ConfiguredService>, ResourceError> {
         let lock = self.lock_path().map(|path| resources.lock_file(path)).transpose()?;
         Ok(Arc::new(ConfiguredService { spec: self, lock }))
@@ -210,11 +208,11 @@ pub struct ConfiguredService {
     lock: Option<LockHandle>,
 }
 
-/// Any [`Service`], when its type does not matter.
+/// Type-erased [`Service`].
 trait AnyService: Any + Send + Sync {
     fn start(&self, running: Rc<Running>) -> Pin<Box<dyn Future<Output = ()>>>;
 
-    /// [`Service::continues`]; never what is of another type.
+    /// [`Service::continues`]; `false` for another type.
     fn continues_any(&self, earlier: &dyn Any) -> bool;
 }
 
@@ -228,7 +226,7 @@ impl<S: Service> AnyService for S {
     }
 }
 
-/// Waits for `future`, but no longer than for `end`.
+/// Waits for `future`; returns `None` if `end` is ready first.
 async fn until<F: Future>(future: F, end: impl Future<Output = ()>) -> Option<F::Output> {
     let (mut future, mut end) = (pin!(future), pin!(end));
     poll_fn(|context| match future.as_mut().poll(context) {

@@ -1,7 +1,8 @@
-//! The services that run on one event loop: started, told of reloads, asked to end, started again after a panic.
+//! Services that run on one event loop: starts them, notifies them of reloads, stops them, and restarts them after a
+//! panic.
 //!
-//! Each has a task, and state that its task, its context and the loop share. Whoever comes after a service of the same
-//! name waits for its end, so that there are never two.
+//! Each has a task, and state shared by the task, its context and the loop. A service waits for the end of an earlier
+//! one with the same name, so two never run at the same time.
 
 use std::any::Any;
 use std::cell::{Cell, Ref, RefCell};
@@ -21,24 +22,23 @@ use super::lock::{HeldLock, LockShare};
 use super::{AnyService, ConfiguredService, Instances, until};
 use crate::worker::Worker;
 
-/// How long a service that is to end may take for it: enough to write a file, and a drain does not wait much longer
-/// than for its connections.
+/// Time that a service may take to end: enough to write a file, while a drain is not delayed much beyond its
+/// connections.
 const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// The pause before a service that has panicked is started again; doubled each time.
+/// First pause before a panicked service is restarted; doubled each time.
 const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// The longest pause. A service that has run for so long begins with the shortest again.
+/// Longest pause. After running for this long, a service starts again with the shortest pause.
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// How often a lock that another process holds is tried: the kernel tells nobody of its release.
+/// Interval of attempts to take a lock held by another process; the kernel does not report its release.
 const LOCK_TRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// A configuration that is held so that the process's control thread frees it, together with its services, and no event
-/// loop does.
+/// Reference to a configuration, so that the process's control thread frees it with its services, not an event loop.
 pub(crate) type HeldConfiguration = Arc<dyn Any + Send + Sync>;
 
-/// The services of one event loop.
+/// Services of one event loop.
 #[derive(Default)]
 pub(crate) struct Services {
     running: Vec<Rc<Running>>,
@@ -46,8 +46,8 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Runs those of `services` that are for this slot: services that go on are told, others end, and those that are
-    /// new begin. `configuration` is that of the services.
+    /// Runs the services for this slot: notifies those that continue, ends removed ones and starts new ones.
+    /// `configuration` is that of the services.
     pub fn settle(
         &mut self,
         slot: WorkerSlot,
@@ -78,13 +78,13 @@ impl Services {
         }
     }
 
-    /// Asks all of them to end; none is started any more.
+    /// Asks all services to end; none is started any more.
     pub fn stop(&mut self) {
         self.is_stopped = true;
         self.running.iter().for_each(|running| running.stop());
     }
 
-    /// Ready when all that run now have ended.
+    /// Ready when all services that run now have ended.
     pub fn ended(&self) -> impl Future<Output = ()> + 'static {
         let running = self.running.clone();
         async move {
@@ -94,7 +94,7 @@ impl Services {
         }
     }
 
-    /// Ends all of them at once.
+    /// Aborts all services.
     pub fn abort(&mut self) {
         self.is_stopped = true;
         for running in self.running.drain(..) {
@@ -108,12 +108,12 @@ impl ConfiguredService {
     fn runs_at(&self, slot: WorkerSlot) -> bool {
         match self.spec.instances {
             Instances::OnePerWorker => slot.worker < slot.workers,
-            // The first slot is taken for as long as the process serves, and by the same loop.
+            // The first slot exists as long as the process serves, always on the same loop.
             Instances::OnePerProcess | Instances::One(_) => slot.worker == 0,
         }
     }
 
-    /// Whether the service that runs as `earlier` goes on as this one.
+    /// `true` if the service that runs as `earlier` continues as this one.
     fn continues(&self, earlier: &ConfiguredService) -> bool {
         let settings: &dyn Any = &*earlier.spec.service;
         (&self.spec.name, &self.spec.instances) == (&earlier.spec.name, &earlier.spec.instances)
@@ -121,21 +121,21 @@ impl ConfiguredService {
     }
 }
 
-/// A service on this loop, from its start until it has ended and nobody asks for it.
+/// A service on this loop, from its start until it has ended and is unreferenced.
 pub(super) struct Running {
-    /// None once it has ended and is to end; until then the next configuration asks whether it goes on.
+    /// `None` once it was asked to end and has ended. Until then the next configuration checks whether it continues.
     service: RefCell<Option<Arc<ConfiguredService>>>,
-    /// None after the end, because a large one is not to be held.
+    /// `None` after the end, because a configuration may be large.
     configuration: RefCell<Option<HeldConfiguration>>,
-    /// While an exclusive service runs.
+    /// Set while an exclusive service runs.
     lock: RefCell<Option<LockShare>>,
     worker: Rc<Worker>,
     name: Box<str>,
-    /// How often it was told of another configuration.
+    /// Number of changes of the configuration.
     changes: Cell<u64>,
     is_stopping: Cell<bool>,
     has_ended: Cell<bool>,
-    /// Something of the three above has changed.
+    /// Notified on a change of the three fields above.
     news: Notify,
     task: Cell<Option<TaskId>>,
 }
@@ -214,7 +214,7 @@ impl Running {
         }
     }
 
-    /// Whether it goes on as `service`. One whose answer is a panic does not.
+    /// `true` if it continues as `service`. A panic counts as `false`.
     fn continues_as(&self, service: &ConfiguredService) -> bool {
         catch_panic_of(|| service.continues(&self.configured())).unwrap_or_else(|_told| {
             self.log(Level::Alert, &"the service panicked during a reload and is stopped");
@@ -240,7 +240,7 @@ impl Running {
     }
 }
 
-/// Marks the end however the task ends.
+/// Guard that marks the end, however the task ends.
 struct End(Rc<Running>);
 
 impl Drop for End {
@@ -257,7 +257,7 @@ impl Drop for End {
     }
 }
 
-/// The task of a service, which follows that of `before`.
+/// Task of a service, which waits for the end of `before`.
 async fn supervise(running: Rc<Running>, before: Option<Rc<Running>>) {
     let end = End(running);
     let running = &end.0;
@@ -274,7 +274,7 @@ async fn supervise(running: Rc<Running>, before: Option<Rc<Running>>) {
     }
 }
 
-/// Runs the service, once it has its lock, until it returns or is to end.
+/// Runs the service, once it has its lock, until it returns or should end.
 async fn run(running: &Rc<Running>) {
     let lock = running.configured().lock.clone();
     if let Some(lock) = lock {
@@ -298,14 +298,14 @@ async fn run(running: &Rc<Running>) {
     }
     let share = running.lock.take();
     if let Some(lock) = share.and_then(LockShare::into_last) {
-        // The successor finds the lock free. Where the pool refuses the task, the lock is dropped and released later.
+        // Released before the successor tries it. If the pool refuses the task, dropping the lock releases it later.
         let _ = default_pool().run(move || lock.release()).await;
     }
 }
 
-/// Waits for the lock; `None` when the service is to end before it has that.
+/// Waits for the lock; `None` if the service should end before that.
 async fn take_lock(running: &Running, lock: &LockHandle) -> Option<HeldLock> {
-    // What was logged last; the inner `None` is a refusal of the pool.
+    // The last logged reason; the inner `None` means that the pool refused.
     let mut told: Option<Option<TryLockError>> = None;
     loop {
         let wanted = Arc::clone(lock);
