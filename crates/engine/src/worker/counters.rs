@@ -1,7 +1,7 @@
-//! What the workers count: connections and requests, for `stub_status` and whoever else asks.
+//! Counters of workers: connections and requests, for `stub_status` and metrics.
 //!
-//! Each worker has its own copy of the counters ([`Tally`]), so that a request costs a plain store. Whoever asks adds
-//! up those of all workers. The counters of a worker that has ended go on with the next one: totals never go back.
+//! Each worker has its own copy ([`Tally`]), so that a request costs a plain store; readers add up all copies. The next
+//! worker takes over the counters of one that has ended, so totals never decrease.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gale_base::tally::{Own, Tally, own_number};
 use parking_lot::Mutex;
 
-/// In this order, so that a connection that ends while the counters are read is not counted as closed before it was
+/// In reading order: a connection that ends while the counters are read is not counted as closed before it was
 /// accepted.
 #[derive(Clone, Copy)]
 enum Counter {
@@ -22,28 +22,28 @@ enum Counter {
 
 const COUNTERS: usize = 5;
 
-/// The counters of all workers of the process.
+/// Counters of all workers of the process.
 static ALL: Tally<COUNTERS> = Tally::new();
 
-/// What of these is not told to those who ask since when things are counted ([`totals_since_reset`]).
+/// Values at the last reset, subtracted by [`totals_since_reset`].
 static CONNECTIONS_BEFORE: AtomicU64 = AtomicU64::new(0);
 static REQUESTS_BEFORE: AtomicU64 = AtomicU64::new(0);
 
-/// The workers that there are: their numbers, and those of their threads in the tally.
+/// Running workers: their numbers, and those of their threads in the tally.
 static WORKERS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
-/// The sum over all workers of the process, or what one of them has counted.
+/// Totals of all workers of the process, or of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Connections accepted since the process started.
     pub accepted: u64,
-    /// Connections that are open.
+    /// Open connections.
     pub active: u64,
     /// Requests since the process started.
     pub requests: u64,
-    /// Connections of which the head of a request is being read.
+    /// Connections on which a request head is being read.
     pub reading: u64,
-    /// Connections with a request that is being answered.
+    /// Connections whose request is being answered.
     pub writing: u64,
 }
 
@@ -66,7 +66,7 @@ impl Totals {
     }
 }
 
-/// A worker's hold on its counters. It stays on its worker's thread.
+/// A worker's access to its counters, bound to its thread.
 #[derive(Debug)]
 pub struct OwnCounters {
     counters: Own<'static, COUNTERS>,
@@ -75,7 +75,7 @@ pub struct OwnCounters {
 }
 
 impl OwnCounters {
-    /// Counters for the worker of this number, on its thread.
+    /// Takes counters for the worker of this number, on its thread.
     pub fn take(worker: usize) -> OwnCounters {
         let thread = own_number();
         WORKERS.lock().push((worker, thread));
@@ -87,33 +87,33 @@ impl OwnCounters {
         self.counters.add(counter as usize, number);
     }
 
-    /// A connection was accepted.
+    /// Counts an accepted connection.
     pub fn count_accepted(&self) {
         self.add(Counter::Accepted, 1);
     }
 
-    /// A connection has ended.
+    /// Counts a closed connection.
     pub fn count_closed(&self) {
         self.add(Counter::Closed, 1);
     }
 
-    /// A part of a request's head has come.
+    /// Notes that a part of a request head has been received.
     pub fn begin_reading(&self) {
         self.add(Counter::Reading, 1);
     }
 
-    /// The rest has come, too, or never will.
+    /// Notes that the head is complete, or was given up.
     pub fn end_reading(&self) {
         self.add(Counter::Reading, u64::MAX);
     }
 
-    /// A request is being answered from now on.
+    /// Counts a request whose answer begins.
     pub fn begin_request(&self) {
         self.add(Counter::Requests, 1);
         self.add(Counter::Writing, 1);
     }
 
-    /// A request has ended.
+    /// Notes the end of a request.
     pub fn end_request(&self) {
         self.add(Counter::Writing, u64::MAX);
     }
@@ -128,12 +128,12 @@ impl Drop for OwnCounters {
     }
 }
 
-/// The sum over all workers, each a moment old.
+/// Totals of all workers, each a moment old.
 pub fn totals() -> Totals {
     Totals::of(&ALL.sums())
 }
 
-/// The same, without the connections and the requests that were accepted before these were reset.
+/// Totals without the connections and requests before their resets.
 pub fn totals_since_reset() -> Totals {
     let all = totals();
     Totals {
@@ -143,17 +143,17 @@ pub fn totals_since_reset() -> Totals {
     }
 }
 
-/// What was accepted so far counts no more in [`totals_since_reset`].
+/// Resets accepted connections in [`totals_since_reset`].
 pub fn reset_connections() {
     CONNECTIONS_BEFORE.store(totals().accepted, Ordering::Relaxed);
 }
 
-/// The requests so far count no more in [`totals_since_reset`].
+/// Resets requests in [`totals_since_reset`].
 pub fn reset_requests() {
     REQUESTS_BEFORE.store(totals().requests, Ordering::Relaxed);
 }
 
-/// What each worker has counted that runs now, by its number: with what was counted by those whose place it has taken.
+/// Totals of each running worker, by its number, including those of its predecessors.
 pub fn totals_by_worker() -> Vec<(usize, Totals)> {
     let mut workers = WORKERS.lock().clone();
     workers.sort_unstable();

@@ -1,9 +1,9 @@
-//! `worker_connections`: how many connections a loop has and may have, and who makes room for the next.
+//! `worker_connections`: limit on a loop's connections, and making room for new ones.
 //! (<https://nginx.org/en/docs/ngx_core_module.html#worker_connections>)
 //!
-//! Connections of clients and, as in nginx, those to upstreams count, idle ones included. Whoever has idle ones that it
-//! can do without registers them as [`IdleConnections`]. Those to upstreams are given up before those of clients, who
-//! would have to come again from afar.
+//! Connections of clients count and, as in nginx, those to upstreams, including idle ones. Owners of idle connections
+//! that can be closed register them as [`IdleConnections`]. Those to upstreams are closed before those of clients,
+//! which would have to reconnect over a longer distance.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -16,24 +16,23 @@ use gale_runtime::{Moment, TaskId};
 
 use super::Worker;
 
-/// How many connections there may be above the limit, besides one for each socket: an idle connection is closed only
-/// when a new one has been accepted, and by then it may be busy. Once there are so many, idle ones are closed before
-/// the next one is accepted.
+/// Most connections above the limit, besides one for each socket. An idle connection is closed only after a new one was
+/// accepted, and may be busy by then. At this number, idle ones are closed before the next one is accepted.
 const ABOVE_LIMIT_MAX: usize = 32;
 
-/// What has come of a search so far.
+/// Progress of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
-    /// A connection that may be closed.
+    /// A connection that may be closed was found.
     Found,
-    /// Nothing yet: the next turn looks on.
+    /// Nothing yet; the search continues in the next turn.
     GoesOn,
-    /// Nothing, at any place. Look again when a connection has become idle, at the latest at this moment.
+    /// Nothing was found anywhere. Search again when a connection becomes idle, at the latest at this time.
     InVain(Option<Moment>),
 }
 
 impl Search {
-    /// What has come of this search and of another one.
+    /// Combines the results of two searches.
     fn or(self, other: Search) -> Search {
         match (self, other) {
             (Search::Found, _) | (_, Search::Found) => Search::Found,
@@ -43,29 +42,29 @@ impl Search {
     }
 }
 
-/// Idle connections of one kind, which can be closed when there is no room.
+/// Idle connections of one kind, which can be closed to make room.
 pub trait IdleConnections {
-    /// Looks for one that may be closed, with bounded work.
+    /// Searches for one that may be closed, with bounded work.
     fn search(&self) -> Search;
 
-    /// Closes those that have been idle longest, of the ones that are looked at for it: about as many as are wanted.
+    /// Closes about as many as wanted, the longest idle of those examined.
     fn close_longest_idle(&self, wanted: usize);
 }
 
-/// The connections of one loop, counted.
+/// Count of the connections of one loop.
 pub struct WorkerConnections {
     open: Cell<usize>,
-    /// Those that this loop has parked for all loops. Any of them may take one.
+    /// Connections that this loop has parked for all loops to take.
     parked: Arc<AtomicUsize>,
     max: Cell<usize>,
     waiting: RefCell<Vec<Waker>>,
     idle: RefCell<Vec<Weak<dyn IdleConnections>>>,
-    /// The task that will wake those that wait for room, and when.
+    /// Time and task of the next wake-up of those that wait for room.
     alarm: Cell<Option<(Moment, TaskId)>>,
 }
 
 impl WorkerConnections {
-    /// None are open, and there may be so many.
+    /// No open connections, with this limit.
     pub fn new(max: usize) -> WorkerConnections {
         WorkerConnections {
             open: Cell::new(0),
@@ -77,46 +76,46 @@ impl WorkerConnections {
         }
     }
 
-    /// How many are open.
+    /// Number of open connections.
     pub fn open(&self) -> usize {
         self.open.get() + self.parked.load(Ordering::Relaxed)
     }
 
-    /// How many there may be.
+    /// The limit.
     pub fn max(&self) -> usize {
         self.max.get()
     }
 
-    /// From now on there may be so many.
+    /// Changes the limit.
     pub fn set_max(&self, max: usize) {
         self.max.set(max);
         self.wake_waiting();
     }
 
-    /// One more is open. Once it is, it stays, even above the limit.
+    /// Counts an open connection, even above the limit.
     pub fn count_opened(&self) {
         self.open.set(self.open.get() + 1);
     }
 
-    /// One has ended.
+    /// Counts a closed connection.
     #[inline]
     pub fn count_closed(&self) {
         self.open.set(self.open.get() - 1);
         self.wake_waiting();
     }
 
-    /// One is open that any loop may take: it counts here until then.
+    /// Counts a connection here that any loop may take, until one does.
     pub fn count_parked(&self) -> ParkedConnection {
         self.parked.fetch_add(1, Ordering::Relaxed);
         ParkedConnection(Arc::clone(&self.parked))
     }
 
-    /// Whether one more is within the limit.
+    /// `true` if one more is within the limit.
     pub fn has_room(&self) -> bool {
         self.open() < self.max.get()
     }
 
-    /// How many there are above seven eighths of those that there may be. (nginx's accept_disabled)
+    /// Number of connections above seven eighths of the limit (nginx's accept_disabled).
     pub fn above_comfort(&self) -> usize {
         let max = self.max.get();
         self.open().saturating_sub(max - max / 8)
@@ -126,14 +125,14 @@ impl WorkerConnections {
         self.open().saturating_sub(self.max.get())
     }
 
-    /// Idle connections that may be closed to make room, behind those that were registered before.
+    /// Registers idle connections that may be closed to make room, after those registered before.
     pub fn register(&self, idle: Weak<dyn IdleConnections>) {
         let mut all = self.idle.borrow_mut();
         all.retain(|idle| idle.strong_count() > 0);
         all.push(idle);
     }
 
-    /// Idle connections that are closed before all others.
+    /// Registers idle connections that are closed before all others.
     pub fn register_first(&self, idle: Weak<dyn IdleConnections>) {
         self.idle.borrow_mut().insert(0, idle);
     }
@@ -142,7 +141,7 @@ impl WorkerConnections {
         self.idle.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Looks for room, with bounded work: there is some, or an idle connection can be closed for a new one.
+    /// Searches for room, with bounded work: below the limit, or an idle connection that can be closed.
     pub fn look_for_room(&self) -> Search {
         if self.has_room() {
             return Search::Found;
@@ -158,7 +157,7 @@ impl WorkerConnections {
         found
     }
 
-    /// Closes idle connections, so that there is room for one more if so many are found.
+    /// Closes idle connections, so that there is room for one more if enough are found.
     pub fn close_longest_idle(&self) {
         for idle in self.idle_connections() {
             idle.close_longest_idle(self.above_limit() + 1);
@@ -168,7 +167,7 @@ impl WorkerConnections {
         }
     }
 
-    /// A connection has become idle: whoever waits for room may have it.
+    /// Notes that a connection has become idle, and wakes those that wait for room.
     #[inline]
     pub fn note_idle(&self) {
         if !self.has_room() {
@@ -176,7 +175,7 @@ impl WorkerConnections {
         }
     }
 
-    /// Has those that wait for room look again.
+    /// Wakes those that wait for room.
     #[inline]
     pub fn wake_waiting(&self) {
         if !self.waiting.borrow().is_empty() {
@@ -185,11 +184,11 @@ impl WorkerConnections {
     }
 }
 
-/// A connection that counts towards `worker_connections` until it is dropped: one to an upstream.
+/// A connection to an upstream, which counts towards `worker_connections` until dropped.
 pub struct CountedConnection(Rc<Worker>);
 
 impl CountedConnection {
-    /// One more, if there may be one more: an idle one is closed for it.
+    /// Counts one more if there is room; an idle one is closed if needed.
     pub fn open(worker: &Rc<Worker>) -> Option<CountedConnection> {
         let connections = &worker.connections;
         if !connections.has_room() {
@@ -201,7 +200,7 @@ impl CountedConnection {
         Some(CountedConnection::taken(worker))
     }
 
-    /// One that is open already, which this worker takes from another one: it counts even above the limit.
+    /// Counts an open connection taken from another worker, even above the limit.
     pub fn taken(worker: &Rc<Worker>) -> CountedConnection {
         worker.connections.count_opened();
         CountedConnection(Rc::clone(worker))
@@ -214,7 +213,7 @@ impl Drop for CountedConnection {
     }
 }
 
-/// A connection that counts for the worker that has parked it until it is dropped, on whichever thread.
+/// A connection that counts for the worker that has parked it until it is dropped, on any thread.
 #[derive(Debug)]
 pub struct ParkedConnection(Arc<AtomicUsize>);
 
@@ -225,8 +224,8 @@ impl Drop for ParkedConnection {
 }
 
 impl Worker {
-    /// Waits until somebody says that there may be room, or until `later`, when a connection that is protected for a
-    /// while (`keepalive_min_timeout`) may be closed.
+    /// Waits for a wake-up that there may be room, or until `later`, when a protected connection
+    /// (`keepalive_min_timeout`) may be closed.
     pub(crate) async fn room(self: &Rc<Self>, later: Option<Moment>) {
         let mut has_waited = false;
         poll_fn(|context| {

@@ -1,6 +1,6 @@
-//! A worker: what the protocols of one event loop share.
+//! A worker: state shared by the protocols of one event loop.
 //!
-//! Everything here belongs to one loop. What a request touches is never shared with another worker.
+//! Everything here belongs to one loop, so requests share nothing with other workers.
 
 mod counters;
 mod limit;
@@ -23,26 +23,26 @@ pub use counters::{
 };
 pub use limit::{CountedConnection, IdleConnections, ParkedConnection, Search, WorkerConnections};
 
-/// How often the same worker complains at most, as in nginx.
+/// Shortest interval between warnings of a worker, as in nginx.
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(1);
 
-/// See the file's head.
+/// State shared by the protocols of one event loop.
 pub struct Worker {
-    /// The connections of all protocols, counted.
+    /// Count of the connections of all protocols.
     pub connections: WorkerConnections,
-    /// The access logs' lines on their way.
+    /// Buffers of access logs.
     pub access: Rc<AccessBuffers>,
-    /// What this worker counts.
+    /// This worker's counters.
     pub counters: OwnCounters,
     error_log: RefCell<Arc<ErrorLog>>,
     resolvers: RefCell<Resolvers>,
-    /// What modules keep from request to request.
+    /// Modules' state that outlives requests.
     notes: RefCell<Notes>,
     last_complaint: Cell<Option<Moment>>,
 }
 
 impl Worker {
-    /// A worker that holds at most `connections_max` connections.
+    /// Creates a worker with this limit on connections.
     pub fn new(connections_max: usize, error_log: Arc<ErrorLog>) -> Rc<Worker> {
         Rc::new(Worker {
             connections: WorkerConnections::new(connections_max),
@@ -55,19 +55,19 @@ impl Worker {
         })
     }
 
-    /// From now on there may be so many connections, and messages that belong to none go there.
+    /// Applies a configuration's limit on connections and its error log.
     pub fn commit(&self, connections_max: usize, error_log: Arc<ErrorLog>) {
         self.error_log.replace(error_log);
         self.access.forget_unused();
         self.connections.set_max(connections_max);
     }
 
-    /// Where messages go that belong to no connection.
+    /// Error log for messages outside of connections.
     pub fn error_log(&self) -> Arc<ErrorLog> {
         Arc::clone(&self.error_log.borrow())
     }
 
-    /// Warns of a shortage, at most once a second. Says whether it has.
+    /// Warns of a shortage, at most once a second. Returns `true` if it did.
     pub fn complain(&self, message: &dyn Display) -> bool {
         let now = gale_runtime::now();
         if self.last_complaint.get().is_some_and(|last| now.since(last) < COMPLAINT_PAUSE) {
@@ -78,7 +78,7 @@ impl Worker {
         true
     }
 
-    /// Says that there are too few `worker_connections`.
+    /// Warns that the limit `worker_connections` is reached.
     pub fn complain_of_connections(&self) {
         self.complain(&format_args!("{} worker_connections are not enough", self.connections.max()));
     }
@@ -88,8 +88,8 @@ impl Worker {
         self.resolvers.borrow_mut().get(settings, &self.error_log.borrow())
     }
 
-    /// Calls `f` with what a module keeps on this worker from request to request: a type of its own. It must not wait
-    /// or ask for another's.
+    /// Calls `f` with a module's state on this worker, which has a type of its own. `f` must neither wait nor call this
+    /// again.
     pub fn with_note<T: Default + 'static, R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(self.notes.borrow_mut().or_default())
     }
