@@ -1,11 +1,10 @@
-//! Zones: state that all workers share under a name (`zone=NAME:SIZE`).
+//! Zones: named state shared by all workers (`zone=NAME:SIZE`).
 //!
-//! A zone belongs to the process. One of the same name, kind and size goes on over a reload, and ends with the last
-//! configuration that has it; it does not outlive the process, unlike nginx's, whose workers are processes. It takes no
-//! more memory than its size says ([`table`]). Keys are spread over shards by a hash that nobody outside can predict;
-//! whoever touches an entry holds the lock of its shard for a few steps of arithmetic: no waiting, no input or output,
-//! no calls of anything that others have written. If such a section panics all the same, its shard is emptied: losing
-//! counters is better than counting on with wrong ones.
+//! A zone belongs to the process. One with the same name, kind and size is kept over a reload, and ends with the last
+//! configuration that has it. Unlike nginx's, whose workers are processes, it does not outlive the process. Its size
+//! limits its memory ([`table`]). Keys are spread over shards by a hash that clients cannot predict. An entry is
+//! accessed under the lock of its shard, for a few steps of arithmetic only: no waiting, no I/O and no calls of other
+//! code. If such a section panics, its shard is emptied, because losing counters is better than using wrong ones.
 
 mod names;
 pub mod table;
@@ -17,19 +16,19 @@ use parking_lot::Mutex;
 pub use names::{NamedZones, Occupancy, Occupied, ZoneError};
 pub use table::{EntryId, Full, Table};
 
-/// A shard is not made smaller than this: below, keys would fill some shards long before others.
+/// Smallest size of a shard. With smaller ones, some would be full long before others.
 const SHARD_BYTES_MIN: usize = 64 * 1024;
 
-/// More shards than there are workers on most machines: two of them seldom want the same.
+/// Most shards: more than the workers of most machines, so lock contention is rare.
 const SHARDS_MAX: usize = 16;
 
-/// See the file's head.
+/// Named state shared by all workers.
 pub struct Zone<V> {
     hasher: RandomState,
     shards: Box<[Shard<V>]>,
 }
 
-/// Each on cache lines of its own: the workers would otherwise disturb each other without sharing anything.
+/// A shard on cache lines of its own, to avoid false sharing.
 #[repr(align(64))]
 struct Shard<V>(Mutex<Table<V>>);
 
@@ -40,8 +39,7 @@ pub struct Key<'k> {
     hash: u32,
 }
 
-/// How to find an entry again in a later section. Whoever holds it has seen to it that the entry is not removed
-/// meanwhile.
+/// Handle that finds an entry again in a later section. Its holder ensures that the entry is not removed meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket {
     shard: usize,
@@ -50,29 +48,29 @@ pub struct Ticket {
 }
 
 impl<V> Zone<V> {
-    /// A zone that takes at most `bytes`.
+    /// Creates a zone with this limit of memory.
     pub fn new(bytes: usize) -> Zone<V> {
         let count = (bytes / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX);
         let shards = (0..count).map(|_| Shard(Mutex::new(Table::new(bytes / count))));
         Zone { hasher: RandomState::new(), shards: shards.collect() }
     }
 
-    /// The key for these bytes, [`table::KEY_LENGTH_MAX`] at most.
+    /// Makes a key from these bytes, at most [`table::KEY_LENGTH_MAX`].
     pub fn key<'k>(&self, bytes: &'k [u8]) -> Key<'k> {
         Key { bytes, hash: self.hasher.hash_one(bytes) as u32 }
     }
 
-    /// Has `section` done with the shard of this key. It must be short: others wait.
+    /// Runs `section` with the key's shard locked. It must be short, because other workers wait.
     pub fn with<R>(&self, key: &Key<'_>, section: impl FnOnce(&mut Table<V>) -> R) -> R {
         self.in_shard(self.shard_of(key), section)
     }
 
-    /// What finds this entry of the key's shard again.
+    /// Handle of an entry in the key's shard.
     pub fn ticket(&self, key: &Key<'_>, table: &Table<V>, entry: EntryId) -> Ticket {
         Ticket { shard: self.shard_of(key), rebuilds: table.rebuilds, entry }
     }
 
-    /// Has `section` done with the shard of an entry and the entry; `None` if the shard was emptied since.
+    /// Runs `section` with the entry and its shard locked; `None` if the shard was emptied since.
     pub fn with_entry<R>(&self, ticket: &Ticket, section: impl FnOnce(&mut Table<V>, EntryId) -> R) -> Option<R> {
         self.in_shard(ticket.shard, |table| (table.rebuilds == ticket.rebuilds).then(|| section(table, ticket.entry)))
     }
@@ -104,7 +102,7 @@ impl<V: Send> Occupied for Zone<V> {
     }
 }
 
-/// Empties the table when the section ends by a panic.
+/// Guard that empties the table if the section panics.
 struct Section<'t, V> {
     table: &'t mut Table<V>,
     is_done: bool,
@@ -162,7 +160,7 @@ mod tests {
         assert!(panicked.is_err());
         assert_eq!(count(&zone, b"one"), None);
         zone.with(&key, |table| table.insert(&key, 6)).unwrap();
-        // It is another entry now, even if it lies at the same place.
+        // A different entry, even if it has the same place.
         assert_eq!(zone.with_entry(&ticket, |table, entry| *table.value(entry)), None);
         assert_eq!(count(&zone, b"one"), Some(6));
     }

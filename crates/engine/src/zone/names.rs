@@ -1,8 +1,8 @@
-//! The zones of a configuration, by name: how one goes on over a reload.
+//! Zones of a configuration by name, and how they are kept over a reload.
 //!
-//! A zone is a value of any type: a [`Zone`](super::Zone) of counters, or whatever a module shares between its workers.
-//! What goes on is what the configuration has that serves. A zone that was removed and comes back begins anew, even
-//! while requests of before still hold what it was: nobody but the configurations that name a zone keeps it alive.
+//! A zone is a value of any type: a [`Zone`](super::Zone) of counters, or any state that a module shares between
+//! workers. The zones of the serving configuration are kept. One that was removed and declared again begins empty, even
+//! if requests in flight still use the old one, since only the configurations that name a zone keep it alive.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -10,22 +10,22 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// Why a zone cannot be had.
+/// Reason why a zone cannot be created.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ZoneError {
-    /// It goes on from before, with these words about its keys: other ones would mean something else.
+    /// A kept zone has other keys, described by this text, so its entries would be misinterpreted.
     OtherKey(Box<[u8]>),
-    /// There is not so much memory.
+    /// There is not enough memory.
     NoMemory,
 }
 
-/// The zones that one configuration has.
+/// Zones of one configuration.
 #[derive(Default)]
 pub struct NamedZones {
     zones: Vec<Named>,
-    /// How full some of them are.
+    /// Zones with known occupancy.
     tables: Vec<NamedTable>,
-    /// What is counted, by kind and by name.
+    /// Counters by kind and name.
     figures: HashMap<&'static str, NamedFigures>,
 }
 
@@ -33,20 +33,20 @@ type NamedTable = (Box<[u8]>, Arc<dyn Occupied>);
 
 type NamedFigures = BTreeMap<Box<[u8]>, Arc<dyn Any + Send + Sync>>;
 
-/// What can say how full it is.
+/// A zone with a known occupancy.
 pub trait Occupied: Send + Sync {
-    /// How much it holds.
+    /// Current occupancy.
     fn occupancy(&self) -> Occupancy;
 }
 
-/// How full a zone is.
+/// Occupancy of a zone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
-    /// How many entries it has.
+    /// Number of entries.
     pub entries: usize,
-    /// How many bytes these take.
+    /// Bytes used by them.
     pub bytes_used: usize,
-    /// How many bytes there are.
+    /// Total bytes.
     pub bytes: usize,
 }
 
@@ -58,12 +58,12 @@ struct Named {
     zone: Arc<dyn Any + Send + Sync>,
 }
 
-/// Those of the configuration that serves.
+/// Zones of the serving configuration.
 static SERVING: Mutex<Weak<NamedZones>> = Mutex::new(Weak::new());
 
 impl NamedZones {
-    /// The zone of this kind, name, size and type that the configuration which serves has, or the one that `make`
-    /// makes, which is to take `bytes` of memory at most. `key_text` says what its keys are made of, if it has any.
+    /// The serving configuration's zone with this kind, name, size and type, or a new one from `make`, which may use
+    /// `bytes` of memory. `key_text` describes its keys, if it has any.
     ///
     /// # Errors
     /// See [`ZoneError`].
@@ -84,7 +84,7 @@ impl NamedZones {
             }
             Some((_, zone)) => zone,
             None => {
-                // Asked for as one piece first, because it is allocated in several that must not fail.
+                // Checked as one allocation, because the parts are allocated without error handling.
                 Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| ZoneError::NoMemory)?;
                 Arc::new(make(bytes))
             }
@@ -93,8 +93,8 @@ impl NamedZones {
         Ok(zone)
     }
 
-    /// What is counted under this name, of this kind and type: what the configuration which serves has counted goes
-    /// on. However often a name is mentioned, it is the same.
+    /// Counters with this name, kind and type; those of the serving configuration are kept. A name always means the
+    /// same counters.
     pub fn figures<F: Any + Default + Send + Sync>(&mut self, kind: &'static str, name: &[u8]) -> Arc<F> {
         let find = |zones: &NamedZones| {
             let known = zones.figures.get(kind).and_then(|named| named.get(name))?;
@@ -110,33 +110,33 @@ impl NamedZones {
         figures
     }
 
-    /// What is counted of this kind, in the order of the names.
+    /// Counters of this kind, sorted by name.
     pub fn figures_of<F: Any + Send + Sync>(&self, kind: &'static str) -> impl Iterator<Item = (&[u8], Arc<F>)> {
         let named = self.figures.get(kind).into_iter().flatten();
         named.filter_map(|(name, figures)| Some((&**name, Arc::clone(figures).downcast().ok()?)))
     }
 
-    /// The zones of this type.
+    /// Zones of this type.
     pub fn of_type<Z: Any + Send + Sync>(&self) -> impl Iterator<Item = (&[u8], Arc<Z>)> {
         self.zones.iter().filter_map(|named| Some((&*named.name, Arc::clone(&named.zone).downcast().ok()?)))
     }
 
-    /// How full this zone is can be asked.
+    /// Adds a zone with known occupancy.
     pub(crate) fn add_table(&mut self, name: &[u8], table: Arc<dyn Occupied>) {
         self.tables.push((name.into(), table));
     }
 
-    /// How full the zones are of which it is known.
+    /// Occupancy of the zones where it is known.
     pub fn tables(&self) -> impl Iterator<Item = (&[u8], Occupancy)> {
         self.tables.iter().map(|(name, table)| (&**name, table.occupancy()))
     }
 
-    /// From now on these are the zones that go on.
+    /// Makes these the zones to keep.
     pub fn serve(self: &Arc<Self>) {
         *SERVING.lock() = Arc::downgrade(self);
     }
 
-    /// The same, unless a configuration serves already: loops start for one that may still be refused.
+    /// The same, unless a configuration serves already: loops also start for one that may still be refused.
     pub fn serve_first(self: &Arc<Self>) {
         let mut serving = SERVING.lock();
         if serving.strong_count() == 0 {
@@ -158,7 +158,7 @@ mod tests {
         zones.get("test", name.as_bytes(), bytes, key.as_bytes(), Zone::new)
     }
 
-    /// What serves is the process's: one test, so that no two set it at the same time.
+    /// The serving configuration is global to the process, so this is one test.
     #[test]
     fn what_goes_on_is_what_the_configuration_that_serves_has() {
         let mut first = NamedZones::default();
@@ -177,23 +177,23 @@ mod tests {
         let refused = get(&mut second, "one", BYTES, "$b").err();
         assert_eq!(refused, Some(ZoneError::OtherKey(b"$a".as_slice().into())));
 
-        // The second one may still be refused: what it has does not count.
+        // The second configuration may still be refused, so its zones do not count.
         Arc::new(second).serve_first();
         let mut without = NamedZones::default();
         get(&mut without, "other", BYTES, "$a").unwrap();
         let text = without.get("test", b"text", BYTES, b"", |bytes| Mutex::new(format!("{bytes}"))).unwrap();
         let without = Arc::new(without);
         without.serve();
-        // It was removed, and although somebody still has it, another key is nobody's mistake.
+        // It was removed: other keys are no error, even though a reference remains.
         let mut third = NamedZones::default();
         assert!(!Arc::ptr_eq(&zone, &get(&mut third, "one", BYTES, "$b").unwrap()));
         assert!(!Arc::ptr_eq(&zone, &get(&mut third, "one", BYTES, "$a").unwrap()));
 
-        // Any type goes on.
+        // Any type is kept.
         let found = third.get("test", b"text", BYTES, b"", |_| Mutex::new(String::new())).unwrap();
         assert!(Arc::ptr_eq(&text, &found) && *found.lock() == BYTES.to_string());
 
-        // Figures go on under their kind, name and type, too.
+        // Counters are kept under their kind, name and type as well.
         let figures = third.figures::<AtomicU32>("requests", b"one");
         assert!(Arc::ptr_eq(&figures, &third.figures("requests", b"one")));
         assert!(!Arc::ptr_eq(&figures, &third.figures("requests", b"two")));

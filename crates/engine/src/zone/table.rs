@@ -1,58 +1,58 @@
-//! One shard of a zone: a hash table, a list in the order of use, and a bound in bytes that holds.
+//! One shard of a zone: a hash table with a list in order of use and a strict bound in bytes.
 //!
 //! ```text
 //! bytes of the shard = blocks_max × 68
 //!
 //! blocks   [ entry | entry | more key | entry | never used … ]      64 bytes each
-//!              └───────────────┘ a key that does not fit goes on
+//!              └───────────────┘ continuation of a long key
 //! buckets  [ · | · | · | · … ]                                        4 bytes for each block
 //! ```
 //!
-//! An entry takes one block, which has room for the value and the first bytes of the key, and one more for each further
-//! `KEY_MORE_BYTES` of the key. All of it is allocated when the shard is made and never grows; what was never used is
-//! never touched, so the system gives no memory for it. Who the newest and the oldest are is up to the caller: finding
-//! an entry does not move it.
+//! An entry takes one block, with room for the value and the first bytes of the key, and one more for each further
+//! `KEY_MORE_BYTES` of the key. All blocks are allocated when the shard is created, and never grow; unused ones are
+//! never touched, so the system provides no memory for them. The caller maintains the order of use: finding an entry
+//! does not move it.
 
 use super::{Key, Occupancy};
 
-/// A place in `blocks`, and one; 0 is none, so that fresh memory needs no writing.
+/// Index in `blocks` plus one; 0 means none, so fresh memory needs no initialisation.
 type Link = u32;
 
 const NONE: Link = 0;
 
-/// How much of a key an entry's own block holds: an IPv6 address.
+/// Bytes of a key in an entry's own block: an IPv6 address.
 const KEY_BYTES: usize = 16;
 
-/// How much of a key every further block holds.
+/// Bytes of a key in each further block.
 const KEY_MORE_BYTES: usize = 56;
 
-/// What a block takes of a zone: itself, and its share of the buckets.
+/// Bytes of a zone for each block: the block itself, and its share of the buckets.
 const BLOCK_COST: usize = 64 + size_of::<Link>();
 
-/// An entry of a table: good until it is removed.
+/// Handle of an entry, valid until it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryId(Link);
 
-/// There is no room for another entry.
+/// Error: no room for another entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// See the file's head.
+/// One shard of a zone.
 pub struct Table<V> {
     blocks: Vec<Block<V>>,
     blocks_max: usize,
-    /// Blocks that were given back.
+    /// List of freed blocks.
     free: Link,
     free_count: usize,
     buckets: Box<[Link]>,
     newest: Link,
     oldest: Link,
     entries: usize,
-    /// How often the table was emptied because its content could not be relied on.
+    /// Number of times that the table was emptied because its contents were unreliable.
     pub(super) rebuilds: u32,
 }
 
-/// In the order that is written here: left to itself, the compiler would need 72 bytes.
+/// With the fields in this order; the compiler's own order would need 72 bytes.
 #[repr(u8)]
 enum Block<V> {
     Entry { key: [u8; KEY_BYTES], key_length: u16, links: Links, value: V },
@@ -62,7 +62,7 @@ enum Block<V> {
 
 struct Links {
     hash: u32,
-    /// The next one in the same bucket.
+    /// The next entry in the same bucket.
     chained: Link,
     newer: Link,
     older: Link,
@@ -72,7 +72,7 @@ struct Links {
 const NO_ENTRY: &str = "the link is one of an entry";
 const NO_KEY: &str = "a key goes on in keys";
 
-/// The longest key that an entry can have.
+/// Longest key of an entry.
 pub const KEY_LENGTH_MAX: usize = u16::MAX as usize;
 
 fn place(link: Link) -> usize {
@@ -80,7 +80,7 @@ fn place(link: Link) -> usize {
 }
 
 impl<V> Table<V> {
-    /// A table that takes at most `bytes`.
+    /// Creates a table with this limit of memory.
     pub fn new(bytes: usize) -> Table<V> {
         const { assert!(size_of::<Block<V>>() <= 64, "a value of a zone has at most 24 bytes") };
         let blocks_max = (bytes / BLOCK_COST).clamp(1, Link::MAX as usize - 1);
@@ -97,17 +97,17 @@ impl<V> Table<V> {
         }
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.entries
     }
 
-    /// Whether there is none.
+    /// `true` if there is no entry.
     pub fn is_empty(&self) -> bool {
         self.entries == 0
     }
 
-    /// How full it is.
+    /// Current occupancy.
     pub fn occupancy(&self) -> Occupancy {
         let bytes = self.blocks_max * BLOCK_COST;
         Occupancy { entries: self.entries, bytes_used: bytes - self.room() * BLOCK_COST, bytes }
@@ -126,10 +126,10 @@ impl<V> Table<V> {
         None
     }
 
-    /// Adds an entry as the newest. The key must not be there yet.
+    /// Adds an entry as the newest. The key must not exist yet.
     ///
     /// # Errors
-    /// There is no room: somebody has to be removed first, if that helps.
+    /// There is no room. Removing entries may help.
     pub fn insert(&mut self, key: &Key<'_>, value: V) -> Result<EntryId, Full> {
         assert!(key.bytes.len() <= KEY_LENGTH_MAX, "a key is longer than an entry can have");
         let (first, rest) = key.bytes.split_at(key.bytes.len().min(KEY_BYTES));
@@ -137,7 +137,7 @@ impl<V> Table<V> {
             return Err(Full);
         }
         let mut more_key = NONE;
-        // From the last piece to the first, so that each knows the next.
+        // Last piece first, so that each can refer to the next.
         for piece in rest.chunks(KEY_MORE_BYTES).rev() {
             let mut bytes = [0; KEY_MORE_BYTES];
             bytes[..piece.len()].copy_from_slice(piece);
@@ -155,7 +155,7 @@ impl<V> Table<V> {
         Ok(EntryId(link))
     }
 
-    /// Takes an entry away.
+    /// Removes an entry.
     pub fn remove(&mut self, id: EntryId) {
         let EntryId(link) = id;
         self.unlink(link);
@@ -192,7 +192,7 @@ impl<V> Table<V> {
         (self.oldest != NONE).then_some(EntryId(self.oldest))
     }
 
-    /// An entry's value.
+    /// Value of an entry.
     pub fn value(&self, id: EntryId) -> &V {
         match &self.blocks[place(id.0)] {
             Block::Entry { value, .. } => value,
@@ -200,7 +200,7 @@ impl<V> Table<V> {
         }
     }
 
-    /// An entry's value, to be changed.
+    /// Mutable value of an entry.
     pub fn value_mut(&mut self, id: EntryId) -> &mut V {
         match &mut self.blocks[place(id.0)] {
             Block::Entry { value, .. } => value,
@@ -208,17 +208,17 @@ impl<V> Table<V> {
         }
     }
 
-    /// How many blocks an entry with this key takes.
+    /// Number of blocks of an entry with this key.
     pub fn blocks_for(key: &[u8]) -> usize {
         1 + key.len().saturating_sub(KEY_BYTES).div_ceil(KEY_MORE_BYTES)
     }
 
-    /// Whether an entry with this key fits at all, into an empty table at least.
+    /// `true` if an entry with this key fits into an empty table.
     pub fn could_hold(&self, key: &Key<'_>) -> bool {
         Self::blocks_for(key.bytes) <= self.blocks_max
     }
 
-    /// Empties the table: whatever state it is in.
+    /// Empties the table, whatever its state.
     pub(super) fn rebuild(&mut self) {
         self.blocks.clear();
         self.buckets.fill(NONE);
@@ -227,7 +227,7 @@ impl<V> Table<V> {
     }
 
     fn bucket(&self, hash: u32) -> usize {
-        // Scaled instead of divided: the upper bits choose.
+        // Scaling instead of a division: the upper bits choose the bucket.
         ((u64::from(hash) * self.buckets.len() as u64) >> 32) as usize
     }
 
@@ -282,7 +282,7 @@ impl<V> Table<V> {
         }
     }
 
-    /// How many blocks can be had.
+    /// Number of available blocks.
     fn room(&self) -> usize {
         self.free_count + (self.blocks_max - self.blocks.len())
     }
@@ -316,7 +316,7 @@ mod tests {
     type Value = [u64; 3];
 
     fn key(bytes: &[u8]) -> Key<'_> {
-        // Few different hashes, so that buckets have several entries.
+        // Few distinct hashes, so that buckets have several entries.
         Key { bytes, hash: bytes.iter().fold(0, |sum: u32, &byte| sum.wrapping_add(byte.into())) << 28 }
     }
 
