@@ -1,6 +1,6 @@
-//! The variables of a block while it is read, with the texts and the regular expressions that refer to them.
+//! Variables of a block while it is read, with the texts and regular expressions that refer to them.
 //!
-//! A directive that is written once for all protocols finds those of its block by the subject:
+//! A directive that is implemented once for all protocols finds those of its block by the type of subject:
 //! `builder.variables::<S>().template(word)`.
 
 use std::collections::HashMap;
@@ -14,25 +14,25 @@ use super::template::Template;
 use super::{Variable, VariableId, VariableTable};
 use crate::configuration::{BlockBuilder, Builder};
 
-/// The variables of a block, and what refers to them.
+/// Variables of a block, and their users.
 pub struct VariablesDraft<S: 'static> {
-    /// The variables mentioned so far.
+    /// Variables referred to so far.
     pub table: VariableTable<S>,
-    /// The regular expressions so far, by text and whether case matters not: many servers have the same ones.
+    /// Regular expressions by text and case-insensitivity; many servers share the same ones.
     regexes: HashMap<(Box<[u8]>, bool), Regex>,
 }
 
-/// A block that has variables of `S`.
+/// A block with variables of `S`.
 pub trait HasVariables<S>: BlockBuilder {
-    /// What it has of them so far.
+    /// Its variables so far.
     fn variables(&mut self) -> &mut VariablesDraft<S>;
 }
 
 impl Builder {
-    /// The variables of the block whose subjects are `S`.
+    /// Variables of the block whose subjects are `S`.
     ///
     /// # Panics
-    /// Outside of such a block.
+    /// Panics outside of such a block.
     pub fn variables<S: Subject>(&mut self) -> &mut VariablesDraft<S> {
         self.block::<S::Block>().expect("inside of the block").variables()
     }
@@ -45,7 +45,7 @@ impl<S> Default for VariablesDraft<S> {
 }
 
 impl<S> VariablesDraft<S> {
-    /// The variable of this name.
+    /// Index of the variable of this name.
     pub fn variable(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
         self.table.mention(name, span)
     }
@@ -60,7 +60,7 @@ impl<S> VariablesDraft<S> {
             .map_err(|message| Diagnostic::emerg(message).at(span))
     }
 
-    /// Compiles a regular expression whose named groups become variables.
+    /// Compiles a regular expression; its named groups become variables.
     ///
     /// # Errors
     /// PCRE2's message.
@@ -76,10 +76,10 @@ impl<S> VariablesDraft<S> {
         Ok(regex)
     }
 
-    /// The table when all of the text was read. `definitions` are what modules define.
+    /// Completes the table after the whole text was read. `definitions` are those of modules.
     ///
     /// # Errors
-    /// A variable that is mentioned and not defined, or made and defined.
+    /// A variable is used but not defined, or defined twice.
     pub fn complete(
         self,
         definitions: impl Iterator<Item = &'static Variable<S>> + Clone,

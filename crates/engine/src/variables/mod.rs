@@ -1,19 +1,17 @@
 //! Variables: names in the configuration, indices at run time.
 //!
-//! A name that the configuration mentions gets an index when it is read. The
-//! value is worked out when it is first needed, appended straight to where it
-//! goes, and kept only where working it out again could give another answer.
+//! A name gets an index when the configuration is read. Its value is evaluated when it is first needed, appended
+//! directly to the output, and cached only if another evaluation could have a different result.
 //!
-//! | of | value | kept |
-//! |---|---|---|
-//! | a module ([`Variable`]) | worked out | never: it is cheap, or changes |
-//! | a directive such as `map` ([`Definition`]) | worked out | for the subject, unless volatile |
-//! | a named group, `set` | what was stored last | for the subject |
+//! | of | value | kept | |---|---|---|
+//! | a module ([`Variable`]) | evaluated | never: it is cheap, or changes |
+//! | a directive such as `map` ([`Definition`]) | evaluated | for the subject, unless volatile |
+//! | a named group, `set` | last stored value | for the subject |
 //!
-//! What is stored comes before what can be worked out.
+//! A stored value has priority over evaluation.
 //!
-//! What a variable is about, a request or a session, is a [`Subject`](subject::Subject): tables, definitions and the
-//! functions of modules are of one type of subject, and so is a [`Template`](template::Template). An index belongs to
+//! The request or session that a variable describes is a [`Subject`](subject::Subject). Tables, definitions, the
+//! functions of modules and [`Template`](template::Template)s are for one type of subject. An index is only valid in
 //! the block that it was read in.
 
 mod draft;
@@ -30,23 +28,23 @@ use gale_config::Span;
 pub use self::draft::{HasVariables, VariablesDraft};
 use crate::nginx_names;
 
-/// A variable, as an index into the configuration's table.
+/// Index of a variable in the configuration's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VariableId(pub u32);
 
-/// Appends the value to the output and says whether there is one. The second
-/// argument is the rest of the name of a variable such as `http_NAME`.
+/// Appends the value to the output; returns `false` if there is none. The second argument is the rest of the name of a
+/// variable such as `http_NAME`.
 pub type Evaluate<S> = fn(&S, &[u8], &mut Vec<u8>) -> bool;
 
-/// What becomes of a value that `set` gives to a variable that a module defines.
+/// Assignment by `set` to a variable that a module defines.
 pub type Assign<S> = fn(&mut S, &[u8]);
 
-/// What a directive makes of a variable: `map`, `geo`.
+/// Definition of a variable by a directive: `map`, `geo`.
 pub trait Definition<S>: Send + Sync {
-    /// Appends the value to the output and says whether there is one.
+    /// Appends the value to the output; returns `false` if there is none.
     fn append(&self, subject: &S, out: &mut Vec<u8>) -> bool;
 
-    /// Whether every value is written in the configuration, so that a subject only chooses among them.
+    /// `true` if all values are texts of the configuration, among which a subject only chooses.
     fn is_own(&self) -> bool {
         false
     }
@@ -54,22 +52,22 @@ pub trait Definition<S>: Send + Sync {
 
 /// A variable that a module defines.
 pub struct Variable<S> {
-    /// The name without its dollar sign; for a family (`http_`), the prefix.
+    /// Name without its dollar sign; the prefix of a family (`http_`).
     pub name: &'static str,
-    /// Whether the name stands for every name that begins with it.
+    /// `true` for a family of all names with this prefix.
     pub is_prefix: bool,
-    /// What its value is.
+    /// Function that evaluates it.
     pub value: Evaluate<S>,
-    /// For a variable that the configuration may change: what `set` does.
+    /// Function called by `set`, if the configuration may assign it.
     pub assign: Option<Assign<S>>,
-    /// Whether the configuration may define it, too, and give it values: these come first.
+    /// `true` if the configuration may define it as well; its values then have priority.
     pub is_changeable: bool,
-    /// Whether every `..` in its value is the configuration's own.
+    /// `true` if its value contains no `..` from a client.
     pub is_own: bool,
 }
 
 impl<S> Variable<S> {
-    /// A variable of this very name.
+    /// A variable with exactly this name.
     pub const fn named(name: &'static str, value: Evaluate<S>) -> Variable<S> {
         Variable { name, is_prefix: false, value, assign: None, is_changeable: false, is_own: false }
     }
@@ -79,32 +77,32 @@ impl<S> Variable<S> {
         Variable { name: prefix, is_prefix: true, value, assign: None, is_changeable: false, is_own: false }
     }
 
-    /// The same variable: what a request brought into it has been looked through already.
+    /// Marks its value as checked: it contains no `..` from a client.
     pub const fn own(self) -> Variable<S> {
         Variable { is_own: true, ..self }
     }
 
-    /// The same variable, which the configuration may change.
+    /// Lets the configuration assign it with this function.
     pub const fn assigned_by(self, assign: Assign<S>) -> Variable<S> {
         Variable { assign: Some(assign), ..self }
     }
 
-    /// The same variable, in whose place the configuration may put one of its own by `set`, `map` and so on.
+    /// Lets the configuration replace it with its own definition by `set`, `map` and so on.
     pub const fn changeable(self) -> Variable<S> {
         Variable { is_changeable: true, ..self }
     }
 }
 
-/// Whether a byte may stand in a variable's name.
+/// `true` if a byte may be part of a variable's name.
 pub fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_'
 }
 
-/// The variables of one configuration.
+/// Variables of one configuration.
 pub struct VariableTable<S: 'static> {
     slots: Vec<Slot<S>>,
     by_name: HashMap<Box<[u8]>, VariableId>,
-    /// What modules define, for names that turn up only with requests.
+    /// Definitions of modules, for names that only appear in requests.
     definitions: Vec<&'static Variable<S>>,
 }
 
@@ -112,43 +110,42 @@ struct Slot<S> {
     name: Box<[u8]>,
     source: Source<S>,
     mentioned_at: Option<Span>,
-    /// Where the configuration makes it or gives it a value.
+    /// Place where the configuration defines or assigns it.
     made_at: Option<Span>,
-    /// Until `set` has given it a value; everything else that defines it comes first.
+    /// Value until `set` assigns one; any other definition has priority.
     unset: Option<Arc<dyn Definition<S>>>,
     assign: Option<Assign<S>>,
-    /// Something else than the configuration may have a part in the value.
+    /// `true` if a client may influence the value.
     is_foreign: bool,
 }
 
 pub(crate) enum Source<S> {
-    /// Mentioned, and nobody has defined it yet.
+    /// Used, but not defined yet.
     Unknown,
-    /// Worked out by a module.
+    /// Evaluated by a module.
     Evaluated { value: Evaluate<S>, argument: Box<[u8]> },
-    /// Worked out by a directive.
+    /// Evaluated by a directive.
     Defined { definition: Arc<dyn Definition<S>>, is_volatile: bool },
-    /// Set on the way, for example by a named group: without a
-    /// value until then.
+    /// Stored at run time, for example by a named group; without a value until then.
     Stored,
 }
 
-/// A variable that was looked up by its name.
+/// Result of a look-up by name.
 pub(crate) enum Found<S> {
-    /// The configuration mentions it.
+    /// The configuration uses it.
     Mentioned(VariableId),
     /// A module defines it.
     Defined(Source<S>),
 }
 
-/// What is wrong with a variable.
+/// Error about a variable.
 #[derive(Debug)]
 pub struct VariableError {
-    /// In nginx's words.
+    /// Message in nginx's words.
     pub message: String,
-    /// What there is to say beyond them.
+    /// Additional hint.
     pub hint: Option<&'static str>,
-    /// Where it was first mentioned, or made.
+    /// Place of its first use or definition.
     pub span: Option<Span>,
 }
 
@@ -161,10 +158,9 @@ impl<S> Default for VariableTable<S> {
 }
 
 impl<S> VariableTable<S> {
-    /// The index for `name`, which the configuration mentions at `span`. Whether
-    /// it exists is settled by [`VariableTable::resolve`].
+    /// Index for `name`, used at `span`. [`VariableTable::resolve`] checks that it exists.
     pub fn mention(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
-        // Names of variables are case-insensitive in nginx.
+        // Variable names are case-insensitive in nginx.
         let name = name.to_ascii_lowercase();
         if let Some(&id) = self.by_name.get(&*name) {
             return id;
@@ -177,7 +173,7 @@ impl<S> VariableTable<S> {
         id
     }
 
-    /// The index for a variable that a named group sets.
+    /// Index for a variable that a named group sets.
     pub fn stored(&mut self, name: &[u8], span: Option<Span>) -> VariableId {
         let id = self.make(name, span);
         let slot = &mut self.slots[id.0 as usize];
@@ -185,13 +181,13 @@ impl<S> VariableTable<S> {
         id
     }
 
-    /// Whether the configuration mentions a variable of this name, in lower case.
+    /// `true` if the configuration uses a variable of this name, in lower case.
     pub fn is_mentioned(&self, name: &[u8]) -> bool {
         self.by_name.contains_key(name)
     }
 
-    /// The index for a variable that a directive defines; the last definition counts.
-    /// Unless it is volatile, its value is worked out once for a subject.
+    /// Index for a variable that a directive defines; the last definition counts. It is evaluated once for each
+    /// subject, unless it is volatile.
     pub fn define(
         &mut self,
         name: &[u8],
@@ -206,8 +202,8 @@ impl<S> VariableTable<S> {
         id
     }
 
-    /// The index for a variable that `set` gives a value. Before that the value is that of another definition, or
-    /// else what `unset` says. `is_own` says that the value is a text of the configuration alone.
+    /// Index for a variable that `set` assigns. Before the first assignment its value is that of another definition, or
+    /// else of `unset`. `is_own` means that the value is a text of the configuration alone.
     pub fn assigned(
         &mut self,
         name: &[u8],
@@ -228,7 +224,7 @@ impl<S> VariableTable<S> {
         id
     }
 
-    /// Finds the definition of every variable that was mentioned.
+    /// Finds the definitions of all used variables.
     pub fn resolve<'d>(
         &mut self,
         definitions: impl Iterator<Item = &'d Variable<S>> + Clone,
@@ -259,12 +255,12 @@ impl<S> VariableTable<S> {
         Ok(())
     }
 
-    /// Keeps what modules define for [`VariableTable::find`].
+    /// Stores the modules' definitions for [`VariableTable::find`].
     fn keep_definitions(&mut self, definitions: impl Iterator<Item = &'static Variable<S>>) {
         self.definitions = definitions.collect();
     }
 
-    /// The variable of this name, in lower case, be it mentioned in the configuration or not.
+    /// The variable of this name, in lower case, whether or not the configuration uses it.
     pub(crate) fn find(&self, name: &[u8]) -> Option<Found<S>> {
         match self.by_name.get(name) {
             Some(&id) => Some(Found::Mentioned(id)),
@@ -272,27 +268,27 @@ impl<S> VariableTable<S> {
         }
     }
 
-    /// Whether the configuration mentions the variable of this name.
+    /// `true` if the configuration uses the variable of this name.
     pub fn mentions(&self, name: &str) -> bool {
         self.by_name.contains_key(name.as_bytes())
     }
 
-    /// How many there are.
+    /// Number of variables.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether there are none.
+    /// `true` if there are no variables.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// The name of a variable.
+    /// Name of a variable.
     pub fn name(&self, id: VariableId) -> &[u8] {
         &self.slots[id.0 as usize].name
     }
 
-    /// Whether every value that a variable may have is a text of the configuration.
+    /// `true` if all possible values of a variable are texts of the configuration.
     pub fn is_own(&self, id: VariableId) -> bool {
         !self.slots[id.0 as usize].is_foreign
     }
@@ -306,7 +302,7 @@ impl<S> VariableTable<S> {
     }
 }
 
-/// An exact name comes before a family; of families the longest prefix wins.
+/// An exact name has priority over a family, and a longer prefix over a shorter one.
 fn define<'d, S: 'static>(name: &[u8], definitions: impl Iterator<Item = &'d Variable<S>>) -> Option<Source<S>> {
     let mut best: Option<&Variable<S>> = None;
     for candidate in definitions {
@@ -394,14 +390,14 @@ mod tests {
         assert_eq!(resolve(&|table| table.stored(b"URI", None)).map(|_| ()), taken);
         assert_eq!(resolve(&|table| table.define(b"uri", None, Arc::new(Nothing), false)).map(|_| ()), taken);
         assert_eq!(resolve(&|table| table.assigned(b"uri", None, Arc::new(Nothing), true)).map(|_| ()), taken);
-        // A family gives the value until there is another one.
+        // A family supplies the value until there is another one.
         let table = resolve(&|table| table.assigned(b"http_x", None, Arc::new(Nothing), true)).ok().unwrap();
         assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
         assert!(table.assign(VariableId(0)).is_none());
         let table = resolve(&|table| table.assigned(b"args", None, Arc::new(Nothing), true)).ok().unwrap();
         assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
         assert!(table.assign(VariableId(0)).is_some());
-        // One that may be changed gives the value until it is stored, or not at all.
+        // A changeable variable supplies the value until it is stored, or is replaced.
         let table = resolve(&|table| table.assigned(b"msie", None, Arc::new(Nothing), true)).ok().unwrap();
         assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
         assert!(table.assign(VariableId(0)).is_none());

@@ -1,11 +1,9 @@
-//! Regular expressions as nginx understands them: PCRE2, with JIT where the
-//! machine has it.
+//! Regular expressions as in nginx: PCRE2, with JIT where available.
 //!
-//! A pattern is compiled once, when the configuration is read. Named groups
-//! become variables of the same name.
+//! A pattern is compiled once, when the configuration is read. Named groups become variables of the same name.
 //!
-//! A search is bounded: an expression that explodes on a text that a client chose
-//! ends with PCRE2's error, after some milliseconds at most.
+//! Searches are bounded: catastrophic backtracking on a client's text ends with PCRE2's error after at most some
+//! milliseconds.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,15 +12,15 @@ use pcre2::bytes::{CaptureLocations, Regex as Pcre, RegexBuilder};
 
 use crate::variables::VariableId;
 
-/// The nine numbered captures `$1` to `$9`, and `$0`.
+/// Captures `$0` to `$9`.
 pub const CAPTURES_MAX: usize = 10;
 
-/// How many steps a search may take: PCRE2's match limit, written before every pattern. PCRE2's own limit of ten
-/// million would hold a loop for a tenth of a second and more. So many take 2 to 5 ms, and 10 to 13 ms where code could
-/// not be compiled; that is 60 steps for every byte of the longest URI.
+/// PCRE2's match limit, prefixed to each pattern. PCRE2's default of ten million would block a loop for a tenth of a
+/// second or more. This limit takes 2 to 5 ms, and 10 to 13 ms without JIT; it allows 60 steps for each byte of the
+/// longest URI.
 const STEPS_MAX: &str = "(*LIMIT_MATCH=500000)";
 
-/// PCRE2's number for a search that found the stack of compiled code, 32 KiB, too small.
+/// PCRE2's error code if the JIT stack of 32 KiB is too small.
 const JIT_STACK_LIMIT: i32 = -46;
 
 /// A compiled regular expression. Clones share the code, which takes kilobytes.
@@ -35,54 +33,54 @@ pub struct Regex {
 #[derive(Debug)]
 struct Code {
     compiled: Pcre,
-    /// The same without JIT, which needs no stack: made when a search needs it.
+    /// The same without JIT, which needs no stack; compiled when first needed.
     interpreted: OnceLock<Pcre>,
     is_caseless: bool,
-    /// Whether it has groups beside the whole.
+    /// `true` if it has groups besides the whole match.
     has_groups: bool,
 }
 
-/// A successful search: the expression and where its groups stand.
+/// A successful search: the expression and its groups.
 #[derive(Debug)]
 pub struct Match<'r> {
     /// The expression that matched.
     pub regex: &'r Regex,
-    /// Where its groups stand.
+    /// The groups.
     pub captures: Captures,
 }
 
-/// Where the groups of a match stand in the text that was searched: `[start,
-/// end)` per group, `None` for a group that took no part.
+/// Positions of a match's groups in the searched text: `[start, end)` for each group, `None` for a group that did not
+/// participate.
 #[derive(Clone, Debug, Default)]
 pub struct Captures {
     groups: smallvec::SmallVec<[Option<(u32, u32)>; CAPTURES_MAX]>,
 }
 
 impl Captures {
-    /// The text of group `number` within `text`, the one that was searched.
+    /// Text of group `number`; `text` is the searched text.
     pub fn text<'s>(&self, text: &'s [u8], number: usize) -> Option<&'s [u8]> {
         let (start, end) = (*self.groups.get(number)?)?;
         text.get(start as usize..end as usize)
     }
 
-    /// How many groups the expression has, the whole match included.
+    /// Number of groups of the expression, including the whole match.
     pub fn len(&self) -> usize {
         self.groups.len()
     }
 
-    /// Whether nothing was captured yet.
+    /// `true` if nothing was captured yet.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
-    /// Forgets the match.
+    /// Removes the match.
     pub fn clear(&mut self) {
         self.groups.clear();
     }
 }
 
 impl Regex {
-    /// Compiles `pattern`; the error is PCRE2's message in nginx's frame.
+    /// Compiles `pattern`; the error is PCRE2's message in nginx's form.
     pub fn compile(pattern: &[u8], caseless: bool) -> Result<Regex, String> {
         let pattern = std::str::from_utf8(pattern).map_err(|_| {
             format!("pcre2_compile() failed: the expression is not valid UTF-8 in \"{}\"", BStr::new(pattern))
@@ -98,41 +96,40 @@ impl Regex {
             .map_err(|error| compilation_failed(pattern, &error))
     }
 
-    /// Gives every named group its variable; `variable` finds one by its name.
+    /// Assigns variables to the named groups; `variable` returns one by name.
     pub fn bind(&mut self, mut variable: impl FnMut(&[u8]) -> VariableId) {
         let names = self.code.compiled.capture_names().iter().enumerate();
         let named = names.filter_map(|(number, name)| Some((number, name.as_deref()?)));
         self.variables = named.map(|(number, name)| (number, variable(name.as_bytes()))).collect();
     }
 
-    /// The variables of the named groups, by the group's number.
+    /// Variables of the named groups, with the group numbers.
     pub fn variables(&self) -> &[(usize, VariableId)] {
         &self.variables
     }
 
-    /// How many groups it has, beside the whole.
+    /// Number of groups besides the whole match.
     pub fn groups(&self) -> usize {
         self.code.compiled.captures_len() - 1
     }
 
-    /// The groups that have names, by their numbers.
+    /// Named groups, with their numbers.
     pub fn names(&self) -> impl Iterator<Item = (usize, &str)> {
         let names = self.code.compiled.capture_names().iter().enumerate();
         names.filter_map(|(number, name)| Some((number, name.as_deref()?)))
     }
 
-    /// The expression as it was written.
+    /// The expression as written.
     pub fn pattern(&self) -> &str {
         self.code.compiled.as_str().strip_prefix(STEPS_MAX).unwrap_or_default()
     }
 
-    /// Whether `text` matches. The error is that of [`Regex::find`].
+    /// `true` if `text` matches. The error is that of [`Regex::find`].
     pub fn is_match(&self, text: &[u8]) -> Result<bool, String> {
         self.run(text, |compiled| compiled.is_match(text))
     }
 
-    /// Searches `text` and keeps where the groups stand. The error, in nginx's words, is that of a search which
-    /// took too many steps.
+    /// Searches `text` and returns the groups. The error, in nginx's words, means that the search took too many steps.
     pub fn find(&self, text: &[u8]) -> Result<Option<Match<'_>>, String> {
         self.run(text, |compiled| self.search(compiled, text))
     }
@@ -148,8 +145,7 @@ impl Regex {
         })
     }
 
-    /// Most searches find nothing (one of many locations is the right one), and only what finds something needs memory
-    /// for groups.
+    /// Most searches find nothing (one of many locations matches), and only a match needs memory for groups.
     fn search(&self, compiled: &Pcre, text: &[u8]) -> Result<Option<Match<'_>>, pcre2::Error> {
         let place = |(start, end): (usize, usize)| Some((u32::try_from(start).ok()?, u32::try_from(end).ok()?));
         let groups = if !self.code.has_groups {
@@ -177,7 +173,7 @@ fn build(pattern: &str, caseless: bool, jit: bool) -> Result<Pcre, pcre2::Error>
     RegexBuilder::new().caseless(caseless).jit_if_available(jit).build(&format!("{STEPS_MAX}{pattern}"))
 }
 
-/// `pcre2_compile() failed: WHY in "PATTERN" at "REST"`; without a rest when the error is at the end.
+/// `pcre2_compile() failed: WHY in "PATTERN" at "REST"`; without the rest if the error is at the end.
 fn compilation_failed(pattern: &str, error: &pcre2::Error) -> String {
     let text = error.to_string();
     let written = error.offset().unwrap_or(STEPS_MAX.len() + pattern.len());
@@ -228,7 +224,7 @@ mod tests {
             let text = BStr::new(&text);
             assert_eq!(error, format!("pcre2_match() failed: -47 on \"{text}\" using \"{pattern}\""));
         }
-        // What does not explode has steps enough for the longest text.
+        // Without such backtracking there are enough steps for the longest text.
         assert!(Regex::compile(b"(?:[a-z]+/)*b$", false).unwrap().find(&vec![b'a'; 8192]).unwrap().is_none());
     }
 

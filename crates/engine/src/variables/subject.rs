@@ -1,10 +1,10 @@
-//! What variables are about, a request or a session, and how it gets their values.
+//! Subject of variables, a request or a session, and the evaluation of its variables.
 //!
-//! A [`Subject`] lends what a protocol knows (its connection, its table of variables, its log) and keeps two things for
-//! the engine: [`Values`], what variables were given or worked out to be, and an [`Evaluation`], what one variable has
-//! to know of those that are being worked out for it. Everything else follows from these.
+//! A [`Subject`] gives access to the protocol's data (connection, table of variables, log) and stores two objects for
+//! the engine: [`Values`], the stored or cached values, and an [`Evaluation`], the state of evaluations in progress.
+//! Everything else is derived from these.
 //!
-//! Evaluation is bounded in depth and in cost: no configuration and no client makes it take long.
+//! Evaluation is bounded in depth and cost, so that neither a configuration nor a client can make it slow.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -20,77 +20,76 @@ use super::{Found, HasVariables, Source, VariableId, VariableTable};
 use crate::connections::ConnectionInfo;
 use crate::log::ErrorLog;
 
-/// How deep variables may refer to each other before they have no value.
+/// Deepest nesting of variables; deeper ones have no value.
 const VARIABLE_DEPTH_MAX: u32 = 100;
 
-/// What values of variables that only other values need may cost one subject, in bytes: a volatile `map` that asks for
-/// another one twice, which asks for a third one twice, and so on, doubles the work with every line of a configuration.
-/// What a client sends in its head may be doubled in the same way. So much takes some ten milliseconds at most.
+/// Most bytes that nested values may cost for one subject. Without it, a volatile `map` that uses another one twice,
+/// which uses a third one twice, and so on, doubles the work with every line of the configuration, as can be done with
+/// data in a client's request head. This amount takes at most some ten milliseconds.
 const NESTED_COST_MAX: usize = 4 << 20;
 
-/// How often such values may be as long as the body that is kept in memory, beside that: `client_body_buffer_size` says
-/// how long `$request_body` may be, and whoever wants it long wants to look at it, too.
+/// Additional allowance for nested values, as a multiple of the body kept in memory: `client_body_buffer_size` sets the
+/// length of `$request_body`, and a configuration that makes it long wants to use it.
 const NESTED_BODIES_MAX: usize = 4;
 
-/// What working out such a value costs, beside its length: some ten thousand are some milliseconds.
+/// Cost of evaluating a nested value, besides its length: some ten thousand take some milliseconds.
 const EVALUATION_COST: usize = 384;
 
-/// What copying one that is kept costs, beside its length.
+/// Cost of copying a cached value, besides its length.
 const COPY_COST: usize = 64;
 
-/// In place of the depth: it was reached, and the way back is not at its end yet.
+/// Replaces the depth once the limit was reached, until the outermost evaluation ends.
 const CYCLE: u32 = u32::MAX;
 
-/// What variables are about: a request of http, a session of stream.
+/// Subject of variables: a request of http, a session of stream.
 pub trait Subject: Sized + 'static {
-    /// The block that is read for it.
+    /// Type of block that its configuration is read from.
     type Block: HasVariables<Self>;
 
-    /// The connection that it came on.
+    /// Its connection.
     fn connection(&self) -> &ConnectionInfo;
 
-    /// The client's address: that of the connection, unless somebody knows better.
+    /// The client's address: that of the connection, unless it was replaced.
     fn remote(&self) -> &SocketAddress;
 
-    /// Our address, as the client has it.
+    /// The local address, as seen by the client.
     fn local(&self) -> Option<&SocketAddress> {
         None
     }
 
-    /// Whether somebody knows better than the connection where it comes from.
+    /// `true` if the client's address was replaced.
     fn is_remote_set(&self) -> bool;
 
-    /// From now on, and in its log lines, it comes from this address. That is found out once: another one later changes
-    /// nothing.
+    /// Replaces the client's address, also for the log. Only the first call has an effect.
     fn set_remote(&self, address: SocketAddress);
 
-    /// The note of this type, which its parts share: an empty one at first.
+    /// The note of this type, shared with its subrequests; empty at first.
     fn shared_note<T: Default + 'static>(&self) -> Rc<T>;
 
-    /// Drops `value` when it is over. A later value of the same type replaces the earlier one.
+    /// Keeps `value` until the subject ends. A later value of the same type replaces it.
     fn hold<T: 'static>(&mut self, value: T);
 
-    /// The variables of its configuration.
+    /// Variables of its configuration.
     fn variables(&self) -> &VariableTable<Self>;
 
-    /// What is kept for them.
+    /// Stored and cached values.
     fn values(&self) -> &Values;
 
-    /// Where their evaluation stands.
+    /// State of evaluations.
     fn evaluation(&self) -> &Evaluation;
 
-    /// How long the body is that is kept in memory, in bytes: the longest value that a configuration may ask for.
+    /// Length of the body kept in memory, in bytes: the longest value that a configuration can use.
     fn body_bytes(&self) -> usize {
         0
     }
 
-    /// Writes a line to the error log that is in force for it, if it takes the level.
+    /// Logs a line to its error log, if that accepts the level.
     fn log(&self, level: Level, message: fmt::Arguments<'_>);
 
-    /// Where messages go that are about no subject.
+    /// Error log for messages outside of subjects.
     fn error_log(&self) -> &Arc<ErrorLog>;
 
-    /// Takes over the groups of a match in `text`: for `$1` to `$9`, and for the variables of named groups.
+    /// Stores the groups of a match in `text`, for `$1` to `$9` and the variables of named groups.
     fn take_match(&self, matched: Match<'_>, text: &[u8]) {
         for &(group, variable) in matched.regex.variables() {
             self.store_variable(variable, matched.captures.text(text, group).unwrap_or_default());
@@ -102,14 +101,14 @@ pub trait Subject: Sized + 'static {
         captured.text.extend_from_slice(text);
     }
 
-    /// From now on `$1` to `$9` are empty.
+    /// Clears `$1` to `$9`.
     fn forget_match(&self) {
         if let Some(captured) = &mut *self.evaluation().captured.borrow_mut() {
             captured.groups.clear();
         }
     }
 
-    /// Lets `f` see the text of a group of the last regular expression that matched.
+    /// Calls `f` with the text of a group of the last match.
     fn with_capture(&self, number: usize, f: impl FnOnce(&[u8])) {
         let captured = self.evaluation().captured.borrow();
         if number < CAPTURES_MAX {
@@ -118,12 +117,12 @@ pub trait Subject: Sized + 'static {
         }
     }
 
-    /// Gives a stored variable its value.
+    /// Stores a variable's value.
     fn store_variable(&self, id: VariableId, value: &[u8]) {
         store(self, id, Stored::Value(Value::new(value)));
     }
 
-    /// Gives a variable the value that `set` says, in the way of whoever defines it.
+    /// Assigns a variable as `set` does, with the assignment function of its definition, if any.
     fn assign_variable(&mut self, id: VariableId, value: &[u8]) {
         match self.variables().assign(id) {
             Some(assign) => assign(self, value),
@@ -131,7 +130,7 @@ pub trait Subject: Sized + 'static {
         }
     }
 
-    /// Appends the value of a variable to `out`; `false` when it has none.
+    /// Appends the value of a variable to `out`; `false` if it has none.
     fn append_variable(&self, id: VariableId, out: &mut Vec<u8>) -> bool {
         let evaluation = self.evaluation();
         let depth = evaluation.depth.get();
@@ -151,14 +150,14 @@ pub trait Subject: Sized + 'static {
             Some(Stored::Nothing) | None => {}
         }
         match self.variables().source(id) {
-            // Usually nobody waits for it but the configuration's own text: then nothing is counted.
+            // Usually not nested; then nothing is counted.
             Source::Evaluated { value, argument } if depth == 0 => {
                 evaluation.depth.set(1);
                 let found = value(self, argument, out);
                 evaluation.depth.set(0);
                 found
             }
-            // Deeper by one, so that it is one of the circle that is told of.
+            // Allowed one level deeper, so that the report names a variable of the cycle.
             Source::Evaluated { value, argument } => evaluate(self, id, VARIABLE_DEPTH_MAX + 1, || {
                 let start = out.len();
                 value(self, argument, out) && spend(self, id, out.len() - start)
@@ -167,7 +166,7 @@ pub trait Subject: Sized + 'static {
                 let start = out.len();
                 let found = evaluate(self, id, VARIABLE_DEPTH_MAX, || definition.append(self, out));
                 if costs_too_much(self, evaluation.nested_cost.get()) {
-                    // Not to be kept: what there is of it may be long, and is not all.
+                    // Not cached: the value may be long and is incomplete.
                     out.truncate(start);
                     return false;
                 }
@@ -180,40 +179,39 @@ pub trait Subject: Sized + 'static {
         }
     }
 
-    /// Appends the value of the variable that has this name, in lower case; `false` when it has none or there is no
-    /// such variable.
+    /// Appends the value of the variable of this name, in lower case; `false` if it has none or does not exist.
     fn append_named_variable(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
         match self.variables().find(name) {
             Some(Found::Mentioned(id)) => self.append_variable(id, out),
-            // It may refer to others, which are counted.
+            // It may use others, which are counted.
             Some(Found::Defined(Source::Evaluated { value, argument })) => value(self, &argument, out),
             Some(Found::Defined(_)) | None => false,
         }
     }
 }
 
-/// What a subject keeps for its variables. A part of it, as a subrequest is, shares them.
+/// Values stored for a subject's variables; a subrequest shares them.
 #[derive(Default)]
 pub struct Values(RefCell<Vec<Stored>>);
 
-/// What is kept for one variable.
+/// Value stored for one variable.
 #[derive(Default)]
 enum Stored {
-    /// Nothing: it is worked out.
+    /// Nothing is stored; the value is evaluated.
     #[default]
     Nothing,
-    /// It was worked out, and there is no value.
+    /// Evaluated, without a value.
     Missing,
     Value(Value),
 }
 
-/// A value, with memory of its own if it is not short: most of those that a configuration chooses among are.
+/// A value, allocated only if it is long; most values that a configuration chooses from are short.
 enum Value {
     Short { length: u8, bytes: [u8; SHORT_MAX] },
     Long(Box<[u8]>),
 }
 
-/// As much as has room where a long one has its address and its length.
+/// Longest short value: the size of a long one's address and length.
 const SHORT_MAX: usize = 22;
 const _: () = assert!(size_of::<Stored>() == 24);
 
@@ -238,12 +236,12 @@ impl Value {
 }
 
 impl Values {
-    /// Forgets everything, keeping the memory for the next subject.
+    /// Removes all values, keeping the memory for the next subject.
     pub fn clear(&mut self) {
         self.0.get_mut().clear();
     }
 
-    /// Keeps memory for no more than there are. Says whether there are none.
+    /// Frees unused memory. Returns `true` if there are no values.
     pub fn shrink(&mut self) -> bool {
         let stored = self.0.get_mut();
         let length = stored.iter().rposition(|value| !matches!(value, Stored::Nothing)).map_or(0, |last| last + 1);
@@ -253,24 +251,24 @@ impl Values {
     }
 }
 
-/// Where the evaluation of a subject's variables stands, and what the last regular expression found.
+/// State of evaluations, and the last match of a regular expression.
 #[derive(Default)]
 pub struct Evaluation {
-    /// There from the first expression on that matches.
+    /// Created at the first match.
     captured: RefCell<Option<Box<Captured>>>,
     depth: Cell<u32>,
     nested_cost: Cell<usize>,
     is_too_costly: Cell<bool>,
-    /// Memory for texts that are looked at and forgotten.
+    /// Reusable buffers for temporary texts.
     buffers: RefCell<Vec<Vec<u8>>>,
 }
 
-/// How many of them are kept, and how long they may be: for a variable that asks for another one.
+/// Number and size limits of these buffers; enough for a variable that uses another one.
 const BUFFERS_MAX: usize = 2;
 const BUFFER_BYTES: usize = 64;
 const BUFFER_BYTES_MAX: usize = 1024;
 
-/// The last regular expression that matched: where its groups stand, and in what.
+/// The last match: its groups and the searched text.
 #[derive(Clone, Default)]
 struct Captured {
     groups: Captures,
@@ -278,7 +276,7 @@ struct Captured {
 }
 
 impl Evaluation {
-    /// Begins anew for another subject, keeping the memory.
+    /// Resets the state for another subject, keeping the memory.
     pub fn clear(&mut self) {
         if let Some(captured) = self.captured.get_mut() {
             captured.groups.clear();
@@ -291,7 +289,7 @@ impl Evaluation {
         self.is_too_costly.set(false);
     }
 
-    /// Whether it is as a new one: no expression has matched, and nothing was worked out for something else.
+    /// `true` if it is as new: no expression has matched, and no nested value was counted.
     pub fn is_at_rest(&self) -> bool {
         let Evaluation { captured, depth, nested_cost, is_too_costly, buffers: _ } = self;
         let has_matched = captured.borrow().as_ref().is_some_and(|captured| !captured.groups.is_empty());
@@ -311,12 +309,12 @@ impl Evaluation {
         result
     }
 
-    /// The captures of another subject, for one that goes on where that stands.
+    /// Copies the captures for a subject that continues this one.
     pub fn copy_captures(&self) -> Evaluation {
         Evaluation { captured: RefCell::new(self.captured.borrow().clone()), ..Evaluation::default() }
     }
 
-    /// Whether variables have become too costly, so that the subject has to be refused: said once.
+    /// Returns `true` once if variables became too costly, so that the subject has to be refused.
     pub fn take_too_costly(&self) -> bool {
         self.is_too_costly.take()
     }
@@ -330,8 +328,8 @@ fn store<S: Subject>(subject: &S, id: VariableId, value: Stored) {
     stored[id.0 as usize] = value;
 }
 
-/// Bounds how deep variables refer to each other. Once they went too deep, no variable has a value until the first of
-/// them has got its own: a circle ends after that many steps, and with little text, even where it branches.
+/// Bounds the nesting of variables. After exceeding it, no variable has a value until the outermost one has finished:
+/// so a cycle ends after that many steps and with little text, even if it branches.
 fn evaluate<S: Subject>(subject: &S, id: VariableId, depth_max: u32, value: impl FnOnce() -> bool) -> bool {
     let current = &subject.evaluation().depth;
     let depth = current.get();
@@ -352,8 +350,8 @@ fn evaluate<S: Subject>(subject: &S, id: VariableId, depth_max: u32, value: impl
     found
 }
 
-/// Counts what the value of a variable costs that another one needs; `false` when that is too much, and then no
-/// variable has a value until the first of them has got its own.
+/// Counts the cost of a nested value; `false` if it exceeds the limit, after which no variable has a value until the
+/// outermost one has finished.
 fn spend<S: Subject>(subject: &S, id: VariableId, cost: usize) -> bool {
     let evaluation = subject.evaluation();
     let before = evaluation.nested_cost.get();
@@ -372,7 +370,7 @@ fn spend<S: Subject>(subject: &S, id: VariableId, cost: usize) -> bool {
     false
 }
 
-/// Whether so much is too much for values that only other values need.
+/// `true` if this cost exceeds the limit for nested values.
 fn costs_too_much<S: Subject>(subject: &S, cost: usize) -> bool {
     cost > NESTED_COST_MAX && (cost - NESTED_COST_MAX) / NESTED_BODIES_MAX >= subject.body_bytes()
 }

@@ -1,6 +1,6 @@
-//! A text with variables, compiled when the configuration is read.
+//! Text with variables, compiled when the configuration is read.
 //!
-//! `/data/$host${uri}` becomes segments, so that at run time nothing is parsed.
+//! `/data/$host${uri}` becomes segments, so nothing is parsed at run time.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,7 +14,7 @@ use super::{VariableId, is_name_byte};
 use crate::configuration::KnownPath;
 use gale_base::log_level::Level;
 
-/// A compiled text, for subjects of one type: it refers to the variables of their block.
+/// A compiled text for one type of subject; it uses the variables of their block.
 pub struct Template<S> {
     segments: Box<[Segment]>,
     of: PhantomData<fn(&S)>,
@@ -24,13 +24,12 @@ pub struct Template<S> {
 enum Segment {
     Literal(Box<[u8]>),
     Variable(VariableId),
-    /// `$1` to `$9`: a group of the last regular expression.
+    /// `$1` to `$9`: a group of the last match.
     Capture(usize),
 }
 
 impl<S> Template<S> {
-    /// Compiles `text`; `variable` gives the index for a name. The error is
-    /// nginx's message.
+    /// Compiles `text`; `variable` returns the index for a name. The error is nginx's message.
     pub fn compile(text: &[u8], mut variable: impl FnMut(&[u8]) -> VariableId) -> Result<Template<S>, String> {
         if memchr::memchr(b'$', text).is_none() {
             return Ok(Template::constant(text));
@@ -64,7 +63,7 @@ impl<S> Template<S> {
         Template { segments: segments.into(), of: PhantomData }
     }
 
-    /// The text, when there is nothing to evaluate in it.
+    /// The text, if it is constant.
     pub fn as_constant(&self) -> Option<&[u8]> {
         match &*self.segments {
             [] => Some(b""),
@@ -82,25 +81,24 @@ impl<S> Template<S> {
         }
     }
 
-    /// Whether the text is empty and always will be.
+    /// `true` if the text is always empty.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }
 
-    /// Whether groups of a regular expression are part of it.
+    /// `true` if it contains groups of a regular expression.
     pub fn has_captures(&self) -> bool {
         self.segments.iter().any(|segment| matches!(segment, Segment::Capture(_)))
     }
 }
 
 impl<S: Subject> Template<S> {
-    /// Appends the text for this subject to `out`; a variable without a value
-    /// adds nothing.
+    /// Appends the text for this subject to `out`; a variable without a value adds nothing.
     pub fn append(&self, subject: &S, out: &mut Vec<u8>) {
         self.append_with(subject, out, |text, out| out.extend_from_slice(text));
     }
 
-    /// Like [`Template::append`], where `append_capture` appends the groups of a regular expression.
+    /// Like [`Template::append`], but `append_capture` appends the groups of a regular expression.
     pub fn append_with(&self, subject: &S, out: &mut Vec<u8>, append_capture: fn(&[u8], &mut Vec<u8>)) {
         for segment in &self.segments {
             match segment {
@@ -113,9 +111,8 @@ impl<S: Subject> Template<S> {
         }
     }
 
-    /// Appends the text as that of a path. `false`, with nothing appended and the error log told, when one of its
-    /// segments is `..` and not the configuration's own: what a client may have had a part in must not lead out of a
-    /// directory.
+    /// Appends the text as a path. Returns `false`, appends nothing and logs an error if a path segment is `..` and not
+    /// the configuration's own, so that client data cannot leave a directory.
     #[must_use]
     pub fn append_path(&self, subject: &S, out: &mut Vec<u8>) -> bool {
         let start = out.len();
@@ -123,7 +120,8 @@ impl<S: Subject> Template<S> {
         if self.as_constant().is_some() || !has_two_dots(&out[start..]) {
             return true;
         }
-        // Anew: what is looked at is what is used, and not every variable says the same a second time.
+        // Evaluated again, because the checked text must be the one used, and a variable may have another value the
+        // second time.
         out.truncate(start);
         let foreign = self.append_marked(subject, out);
         if leads_upwards(&out[start..], |place| foreign.iter().any(|range| range.contains(&(start + place)))) {
@@ -134,7 +132,7 @@ impl<S: Subject> Template<S> {
         true
     }
 
-    /// Appends the text and tells which parts of it are not the configuration's own.
+    /// Appends the text and returns its parts that are not the configuration's own.
     fn append_marked(&self, subject: &S, out: &mut Vec<u8>) -> Vec<Range<usize>> {
         let mut foreign = Vec::new();
         for segment in &self.segments {
@@ -146,7 +144,7 @@ impl<S: Subject> Template<S> {
                 }
                 Segment::Variable(id) => {
                     subject.append_variable(*id, out);
-                    // A dot at its end may become two with what follows.
+                    // A dot at its end may become `..` with the following text.
                     subject.variables().is_own(*id) && !out.ends_with(b".")
                 }
                 Segment::Capture(number) => {
@@ -161,12 +159,12 @@ impl<S: Subject> Template<S> {
         foreign
     }
 
-    /// The text for this subject: itself, where there is nothing to evaluate.
+    /// The text for this subject, borrowed if it is constant.
     pub fn text(&self, subject: &S) -> Cow<'_, [u8]> {
         self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(subject)), Cow::Borrowed)
     }
 
-    /// Lets `look` see the text for this subject, for which there is no memory of its own.
+    /// Calls `look` with the text for this subject, using a shared buffer.
     pub fn with_text<T>(&self, subject: &S, look: impl FnOnce(&[u8]) -> T) -> T {
         match self.as_constant() {
             Some(text) => look(text),
@@ -185,7 +183,7 @@ impl<S: Subject> Template<S> {
     }
 }
 
-// Derived ones would ask the same of the subject.
+// Derived implementations would require the same traits of the subject.
 
 impl<S> Clone for Template<S> {
     fn clone(&self) -> Template<S> {
@@ -213,12 +211,12 @@ impl<S> fmt::Debug for Template<S> {
     }
 }
 
-/// Hardly any path has two dots in a row.
+/// Quick check; hardly any path has two consecutive dots.
 fn has_two_dots(path: &[u8]) -> bool {
     memchr::memmem::find(path, b"..").is_some()
 }
 
-/// Whether one of the segments is `..`, and one of the two dots or the slash before them is at a place that counts.
+/// `true` if a path segment is `..`, and one of its dots or the slash before them is at a place selected by `counts`.
 pub fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool {
     let mut start = 0;
     has_two_dots(path)
@@ -229,26 +227,26 @@ pub fn leads_upwards(path: &[u8], counts: impl Fn(usize) -> bool) -> bool {
         })
 }
 
-/// Tells the error log of a path that leads out of its directory.
+/// Logs that a path leads out of its directory.
 pub fn refuse_path<S: Subject>(subject: &S, path: &[u8]) {
     subject.log(Level::Error, format_args!("unsafe path \"{}\" was detected", bstr::BStr::new(path)));
 }
 
-/// Whether any of these texts is neither empty nor `0`: nginx's predicates.
+/// `true` if any of these texts is neither empty nor `0`, as in nginx's predicates.
 pub fn any_is_true<S: Subject>(texts: &[Template<S>], subject: &S) -> bool {
     texts.iter().any(|text| !matches!(&*text.text(subject), b"" | b"0"))
 }
 
 /// A size in bytes that may depend on the subject: `4k`, `$arg_rate`.
 pub enum SizeTemplate<S> {
-    /// Known.
+    /// A constant size.
     Constant(u64),
-    /// A text that becomes a size.
+    /// A text that evaluates to a size.
     Text(Template<S>),
 }
 
 impl<S> SizeTemplate<S> {
-    /// What a compiled text says; `None` when it says no size, and never will.
+    /// Size from a compiled text; `None` for a constant that is not a size.
     pub fn new(text: Template<S>) -> Option<SizeTemplate<S>> {
         match text.as_constant() {
             Some(constant) => units::parse_size(constant).map(SizeTemplate::Constant),
@@ -258,7 +256,7 @@ impl<S> SizeTemplate<S> {
 }
 
 impl<S: Subject> SizeTemplate<S> {
-    /// The size for this subject. Zero for an empty text, and for one that is no size, of which the error log is told.
+    /// The size for this subject. Zero for an empty text, and for an invalid one, which is logged.
     pub fn evaluate(&self, subject: &S) -> u64 {
         let text = match self {
             SizeTemplate::Constant(size) => return *size,
@@ -292,7 +290,7 @@ impl<S> fmt::Debug for SizeTemplate<S> {
     }
 }
 
-/// The name after a dollar sign and what follows it.
+/// The name after a dollar sign, and the rest.
 fn name_after_dollar(text: &[u8]) -> Result<(&[u8], &[u8]), String> {
     const INVALID: &str = "invalid variable name";
     match text.first() {
@@ -355,7 +353,7 @@ mod tests {
         for path in ["", "/", "/a..", "..a", "/a..b/c", "/.../x", "/./."] {
             assert!(!leads_upwards(path.as_bytes(), |_| true), "{path}");
         }
-        // The slash before them belongs to them, what comes behind does not.
+        // The slash before the dots counts, the text after them does not.
         let counts = [false, false, true, true, true, false, false];
         let found: Vec<bool> = (0..7).map(|place| leads_upwards(b"/a/../b", |other| other == place)).collect();
         assert_eq!(found, counts);
