@@ -1,36 +1,36 @@
-//! Budgets: bounds on all of one kind together in a process, shared by all workers. Of
-//! texts that are in memory as a whole for as long as somebody sends them, which is as long as the slowest client
-//! takes, the bytes are counted, until the last copy goes; of descriptors that are held, each.
+//! Budgets: process-wide limits, shared by all workers, on one kind of resource. For texts held in memory until the
+//! slowest client has received them, the bytes are counted until the last reference is dropped; for descriptors, their
+//! number.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gale_runtime::Bytes;
 
-/// So much at most.
+/// A limit with its current use.
 pub struct Budget {
     most: usize,
     taken: AtomicUsize,
 }
 
-/// A part of a room, given back when it is dropped.
+/// A share of a budget, returned on drop.
 pub struct BudgetShare {
     budget: &'static Budget,
     size: usize,
 }
 
-/// A text and the room that it takes.
+/// A text with its share.
 struct Held {
     text: Box<[u8]>,
     _taken: BudgetShare,
 }
 
 impl Budget {
-    /// Budget for so much.
+    /// Creates a budget of this size.
     pub const fn new(most: usize) -> Budget {
         Budget { most, taken: AtomicUsize::new(0) }
     }
 
-    /// Takes room, if there is as much. Where nobody has any, there is room for one text of any length.
+    /// Takes a share if there is enough left. An unused budget grants one share of any size.
     pub fn take(&'static self, size: usize) -> Option<BudgetShare> {
         let with = |before: usize| match before.checked_add(size) {
             Some(after) if before == 0 || after <= self.most => Some(after),
@@ -40,19 +40,19 @@ impl Budget {
         taken.is_ok().then(|| BudgetShare { budget: self, size })
     }
 
-    /// How much is taken.
+    /// Amount in use.
     pub fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Whether all of it is taken.
+    /// `true` if all of it is in use.
     pub fn is_full(&self) -> bool {
         self.taken() >= self.most
     }
 }
 
 impl BudgetShare {
-    /// The text, for which the room was taken: it counts until nobody has any of it.
+    /// Attaches the share to the text that it is for, until the text's last reference is dropped.
     pub fn hold(self, text: impl Into<Box<[u8]>>) -> Bytes {
         Bytes::from_owner(Held { text: text.into(), _taken: self })
     }

@@ -1,26 +1,26 @@
-//! What all of Gale's modules share: the building of the configuration, listening
-//! and accepting, zones, name resolution, and the logs.
+//! Base of all modules and protocols: building the configuration, listening and accepting, zones, name resolution, and
+//! logs.
 //!
 //! ```text
-//! serve          the program that the processes run
-//! virtual_servers the servers of a block, where they listen, which names they have
-//! server_name    names of hosts with wildcards
-//! upstream       groups of servers, which of them a request goes to, idle connections
-//! variables      variables, texts that have some, regular expressions
-//! connections    accepting, the connections of a protocol, idle ones
-//! listen         `listen`: addresses and the options of their sockets
-//! configuration  text -> settings, scopes, blocks; what a module and a protocol are
-//! service        what runs beside requests: something every ten seconds
-//! worker         what the protocols of one event loop share; `worker_connections`, counters
-//! resolver       names to addresses, while requests run
-//! log            error and access logs
-//! tls            TLS above a socket, and what servers need for it
-//! transport      what carries a connection: a socket, or TLS above one
-//! spool          bytes that are written and read at once, in memory and in a file
-//! zone           state that all workers share under a name
+//! serve           the program that the processes run
+//! virtual_servers servers of a block: addresses and names
+//! server_name     host names with wildcards
+//! upstream        groups of servers: balancing, idle connections
+//! variables       variables, texts with variables, regular expressions
+//! connections     accepting, the connections of a protocol, idle ones
+//! listen          `listen`: addresses and socket options
+//! configuration   text -> settings, scopes, blocks; interfaces of modules and protocols
+//! service         background tasks, such as periodic ones
+//! worker          state of one event loop; `worker_connections`, counters
+//! resolver        name resolution at run time
+//! log             error and access logs
+//! tls             TLS over a socket, and its settings
+//! transport       a connection's socket, or TLS over one
+//! spool           bodies written and read at once, in memory and in a file
+//! zone            named state shared by all workers
 //! ```
 //!
-//! A folder uses only those below it in this list.
+//! A folder only uses those below it in this list.
 
 pub mod budget;
 pub mod configuration;

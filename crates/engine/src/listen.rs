@@ -1,9 +1,8 @@
-//! `listen`: the addresses, their options, and which servers stand behind each.
+//! `listen`: addresses, their options, and the servers behind each.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#listen>)
 //!
-//! As in nginx, a specific address (`127.0.0.1:80`) beside a wildcard of the same
-//! port (`*:80`) gets no socket of its own unless `bind` or a socket option asks
-//! for one: the connection's local address tells them apart.
+//! As in nginx, a specific address (`127.0.0.1:80`) beside a wildcard of the same port (`*:80`) has no socket of its
+//! own unless `bind` or a socket option requires it; the connection's local address distinguishes them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -17,52 +16,51 @@ use gale_config::{Diagnostic, Span, Statement, Word};
 use crate::configuration::{Builder, ServerId};
 use gale_process::{KeepAlive, ListenAddress, ListenSpec, ListenerHandle, Resources, SocketKind};
 
-/// How many clients may wait at a TCP socket for being accepted if `backlog` does not say, most of them for their own
-/// first words: the kernel's own bound by default (net.core.somaxconn). nginx, whose sockets are not deferred, has 511.
+/// Default `backlog` of TCP sockets: the kernel's own default limit (net.core.somaxconn), because most queued
+/// connections wait for their client's first data. nginx, whose sockets are not deferred, has 511.
 const TCP_BACKLOG: i32 = 4096;
 
-/// `reuseport` until the number of workers is known.
+/// Placeholder for `reuseport` until the number of workers is known.
 pub const REUSEPORT_PER_WORKER: usize = usize::MAX;
 
-/// What a protocol has where a `listen` does not say.
+/// A protocol's defaults of `listen`.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenDefaults {
-    /// The port when none is named; 0 where one has to be.
+    /// Default port; 0 if a port is required.
     pub port: u16,
-    /// Whether the kernel tells of a connection only when its client has sent something. A protocol in which the server
-    /// speaks first would wait for a second.
+    /// `true` if the kernel reports a connection only when its client has sent data. A protocol whose server speaks
+    /// first would be delayed by a second.
     pub deferred: bool,
-    /// Whether it may be an address for datagrams: `udp`.
+    /// `true` if `udp` is allowed.
     pub datagrams: bool,
 }
 
 /// An address that the configuration listens on.
 pub struct Address {
-    /// The address itself.
+    /// The address.
     pub address: ListenAddress,
-    /// The listening socket; of a wildcard when this address has none of its own.
+    /// Its listening socket, or that of the wildcard that it shares.
     pub listener: ListenerHandle,
-    /// Other addresses share the socket: look at the connection's local address.
+    /// `true` if other addresses share the socket, so the connection's local address has to be checked.
     pub shares_socket: bool,
-    /// Connections begin with a header of the PROXY protocol.
+    /// `true` if connections begin with a PROXY protocol header.
     pub proxy_protocol: bool,
-    /// Connections speak TLS.
+    /// `true` if connections use TLS.
     pub ssl: bool,
-    /// Connections may speak HTTP/2 whatever their server says: the old `listen … http2`.
+    /// `true` if connections may use HTTP/2 whatever their server's setting: the old `listen … http2`.
     pub http2: bool,
 }
 
-/// One `listen` of one server, parsed.
+/// A parsed `listen` of a server.
 #[derive(Clone, Debug)]
 pub struct Listen {
-    /// Where; several when a name has several addresses.
+    /// The address; a name may have several.
     pub address: WrittenAddress,
-    /// The last of the ports, of which `address` has the first.
+    /// Last port of the range; `address` has the first.
     pub last_port: u16,
-    /// The socket's options.
+    /// Options of the socket.
     pub spec: ListenSpec,
-    /// Whether any of them was written, or `bind`: then the address has a socket
-    /// of its own.
+    /// `true` if any option or `bind` was given; the address then has a socket of its own.
     pub has_options: bool,
     /// `default_server`
     pub is_default: bool,
@@ -70,25 +68,25 @@ pub struct Listen {
     pub proxy_protocol: bool,
     /// `ssl`
     pub ssl: bool,
-    /// `http2`, which the protocol that has it sets.
+    /// `http2`, set by the protocol that supports it.
     pub http2: bool,
-    /// Where it was written.
+    /// Place in the configuration.
     pub span: Span,
-    /// As it was written, for messages.
+    /// The text as written, for messages.
     pub text: String,
 }
 
 /// An address as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WrittenAddress {
-    /// Known.
+    /// An address.
     Address(ListenAddress),
-    /// A name that has to be looked up.
+    /// A host name, to be resolved.
     Host(String, u16),
 }
 
 impl WrittenAddress {
-    /// Its port; 0 without one.
+    /// Its port; 0 if it has none.
     pub fn port(&self) -> u16 {
         match self {
             WrittenAddress::Address(ListenAddress::Inet(address)) => address.port(),
@@ -109,7 +107,7 @@ impl WrittenAddress {
 }
 
 impl Listen {
-    /// The `listen *:PORT` of a server that has none.
+    /// The `listen *:PORT` of a server without `listen`.
     pub fn implicit(port: u16, span: Span, defaults: ListenDefaults) -> Listen {
         let address = ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
         Listen {
@@ -160,7 +158,7 @@ impl Listen {
         Ok((listen, warnings))
     }
 
-    /// The first address that `other` listens on, too, as far as that is known before names are looked up.
+    /// The first address that `other` listens on as well, as far as known before names are resolved.
     pub fn shared_with(&self, other: &Listen) -> Option<ListenAddress> {
         let port = self.address.port().max(other.address.port());
         let overlap = port <= self.last_port.min(other.last_port);
@@ -206,12 +204,12 @@ impl Listen {
                 self.spec.fastopen = Some(u32::try_from(positive("fastopen")?).unwrap_or(u32::MAX));
             }
             (b"deferred", None | Some(b"on")) => self.spec.deferred = true,
-            // Not in nginx, whose sockets are not deferred unless they are told to.
+            // Not in nginx, whose sockets are not deferred by default.
             (b"deferred", Some(b"off")) => self.spec.deferred = false,
-            // How many sockets that is depends on the number of workers.
+            // The number of sockets depends on the number of workers.
             (b"reuseport", None) => self.spec.reuseport = REUSEPORT_PER_WORKER,
             (b"ipv6only", Some(value)) => {
-                // As in nginx, it may stand with an IPv4 address, too, where it says nothing.
+                // As in nginx it is allowed, without effect, with an IPv4 address.
                 self.spec.ipv6only = match value {
                     b"on" => true,
                     b"off" => false,
@@ -244,7 +242,7 @@ impl Listen {
     }
 }
 
-/// Options that are for connections alone. The words are nginx's.
+/// Refuses options that are not for datagrams, in nginx's words.
 fn check_datagram_option(statement: &Statement, option: &Word) -> Result<(), Diagnostic> {
     let name = option.text.split(|&byte| byte == b'=').next().unwrap_or_default();
     let names: [&[u8]; 8] = [
@@ -264,8 +262,8 @@ fn check_datagram_option(statement: &Statement, option: &Word) -> Result<(), Dia
     Err(statement.directive_error(&format!("\"{name}\" parameter is incompatible with \"udp\"")))
 }
 
-/// An address as it is listened on if nothing else is said. Clients at a deferred socket wait in the kernel for their
-/// own first words, so it needs room for them.
+/// Default options of an address. Clients of a deferred socket wait in the kernel until they send data, which requires
+/// a larger backlog.
 fn spec(address: ListenAddress, defaults: ListenDefaults) -> ListenSpec {
     match address {
         ListenAddress::Inet(_) if defaults.deferred => {
@@ -275,7 +273,7 @@ fn spec(address: ListenAddress, defaults: ListenDefaults) -> ListenSpec {
     }
 }
 
-/// The address, and the last of its ports.
+/// Parses the address, and the last of its ports.
 fn parse_address(word: &Word, port_default: u16) -> Result<(WrittenAddress, u16), Diagnostic> {
     let failed = |what: &str| {
         let message = format!("{what} in \"{}\" of the \"listen\" directive", word.text);
@@ -300,7 +298,7 @@ fn parse_address(word: &Word, port_default: u16) -> Result<(WrittenAddress, u16)
         let number = text.parse::<u16>().ok().filter(|&port| port > 0 && is_number(text));
         number.ok_or_else(|| failed("invalid port"))
     };
-    // A port, or the first and the last of a range.
+    // A port, or a range of ports.
     let ports = |text: &str| {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         match (port(first)?, port(last)?) {
@@ -374,10 +372,10 @@ fn parse_keep_alive(value: &[u8]) -> Option<KeepAlive> {
 }
 
 impl Listen {
-    /// Adds `server` to the addresses that this names, which are added where they are new.
+    /// Adds `server` to the addresses of this `listen`; new addresses are created.
     ///
     /// # Errors
-    /// A host that is not found; options or a default server that another `listen` of the address has named already.
+    /// A host is not found; or another `listen` of the address has already given options or a default server.
     pub fn add_to(
         &self,
         addresses: &mut Vec<AddressDraft>,
@@ -433,7 +431,7 @@ impl Listen {
         draft.ssl |= self.ssl;
         draft.http2 |= self.http2;
         if self.has_options {
-            // As in nginx also where both say the same: an address has its options in one place.
+            // As in nginx also if both are the same: options of an address must be in one place.
             if let Some(first) = draft.options_span {
                 let message = format!("duplicate listen options for {}", spec.address);
                 return Err(Diagnostic::emerg(message).at(self.span).related("first given", first));
@@ -458,7 +456,7 @@ impl Listen {
     }
 }
 
-/// Whether connections to `specific` arrive at a socket bound to `wildcard`.
+/// `true` if connections to `specific` arrive at a socket bound to `wildcard`.
 pub fn covers(wildcard: &ListenAddress, specific: &ListenAddress) -> bool {
     match (wildcard, specific) {
         (ListenAddress::Inet(wildcard), ListenAddress::Inet(specific)) => {
@@ -471,45 +469,45 @@ pub fn covers(wildcard: &ListenAddress, specific: &ListenAddress) -> bool {
     }
 }
 
-/// The servers that one address has gathered while the configuration is read.
+/// An address with its servers, while the configuration is read.
 pub struct AddressDraft {
-    /// What to open.
+    /// Socket to open.
     pub spec: ListenSpec,
-    /// Whether the address asked for a socket of its own.
+    /// `true` if the address requires a socket of its own.
     pub has_options: bool,
-    /// Whether any of its servers wants the PROXY protocol: then all of them get it.
+    /// `true` if any of its servers uses the PROXY protocol; then all do.
     pub proxy_protocol: bool,
-    /// Whether any of its servers wants TLS: then all of them get it.
+    /// `true` if any of its servers uses TLS; then all do.
     pub ssl: bool,
-    /// Whether any of them says `http2`: then all of them may speak it.
+    /// `true` if any of them has `http2`; then all may use it.
     pub http2: bool,
-    /// What its `listen` directives said of that.
+    /// Protocols in its `listen` directives.
     pub protocols: Protocols,
-    /// Where the options were written.
+    /// Place of the options.
     pub options_span: Option<Span>,
-    /// The server that `default_server` named, and where.
+    /// The server with `default_server`, and its place.
     pub default: Option<(ServerId, Span)>,
     /// All servers that listen here, in order.
     pub servers: Vec<ServerId>,
 }
 
-/// The protocols that the `listen` directives of one address name: not all have to name them, but some ways to leave
-/// them out look like a mistake, as nginx sees it.
+/// Protocols named by the `listen` directives of one address. Not all have to name them, but, as in nginx, some
+/// omissions look like a mistake and cause a warning.
 #[derive(Default)]
 pub struct Protocols {
-    /// What those say that say nothing new.
+    /// The protocols of directives that add nothing new.
     usual: Option<u8>,
     has_changed: bool,
 }
 
 impl Protocols {
-    /// The PROXY protocol, TLS and HTTP/2 as [`Protocols::add`] takes them.
+    /// Encodes PROXY protocol, TLS and HTTP/2 for [`Protocols::add`].
     pub fn mask(proxy_protocol: bool, ssl: bool, http2: bool) -> u8 {
         u8::from(proxy_protocol) | u8::from(ssl) << 1 | u8::from(http2) << 2
     }
 
-    /// Another `listen` of the address, with these protocols; `before` are those that earlier ones had, and
-    /// `has_options` and `had_options` the same of options of the socket. Says whether a warning is due.
+    /// Adds another `listen` of the address with the protocols `wanted`; `before` are those of earlier ones, and
+    /// `has_options` and `had_options` tell the same of socket options. Returns `true` if a warning is due.
     pub fn add(&mut self, wanted: u8, before: u8, has_options: bool, had_options: bool) -> bool {
         let is_unusual = self.usual.is_some_and(|usual| usual != wanted);
         let all = wanted | before;
@@ -526,19 +524,19 @@ impl Protocols {
     }
 }
 
-/// Which socket each address of a block has.
+/// Assignment of sockets to the addresses of a block.
 ///
-/// A specific address beside a wildcard that covers it shares the wildcard's.
+/// A specific address shares the socket of a wildcard that covers it.
 pub struct ListenPlan {
     drafts: Vec<AddressDraft>,
-    /// The addresses that have a socket of their own.
+    /// Addresses with sockets of their own.
     own: Vec<usize>,
-    /// By address, the place of its socket among those.
+    /// Index in `own` of the address whose socket each address uses.
     holders: Vec<usize>,
 }
 
 impl ListenPlan {
-    /// The plan for these addresses.
+    /// The assignment for these addresses.
     pub fn new(drafts: Vec<AddressDraft>) -> ListenPlan {
         let covers = |one: usize, other: usize| {
             let (one, other) = (&drafts[one].spec, &drafts[other].spec);
@@ -556,12 +554,12 @@ impl ListenPlan {
         ListenPlan { drafts, own, holders }
     }
 
-    /// The sockets to open.
+    /// Sockets to open.
     pub fn specs(&self) -> Vec<ListenSpec> {
         self.own.iter().map(|&index| self.drafts[index].spec.clone()).collect()
     }
 
-    /// The addresses with their sockets, which come in the order of [`ListenPlan::specs`].
+    /// Addresses with their sockets, which are in the order of [`ListenPlan::specs`].
     pub fn addresses(self, listeners: &[ListenerHandle]) -> Vec<Address> {
         let ListenPlan { drafts, holders, .. } = self;
         let finish = |(draft, &holder): (AddressDraft, &usize)| Address {

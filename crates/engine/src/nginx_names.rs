@@ -1,28 +1,28 @@
-//! What nginx has, as data: the yardstick for "nginx has this directive, Gale
-//! does not yet", the same for variables, and for `gale directives --missing`.
+//! Names of nginx's directives and variables: for the error "nginx has this directive, Gale does not yet", the same for
+//! variables, and for `gale directives --missing`.
 //!
-//! The tables only say what exists in nginx 1.31.5; what Gale's own directives
-//! and variables mean stands in their modules.
+//! The tables only list what exists in nginx 1.31.5; Gale's own directives and variables are described in their
+//! modules.
 
 use std::sync::OnceLock;
 
 /// A directive of nginx.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NginxDirective {
-    /// The module that has it, without `ngx_` and `_module`.
+    /// Its module, without `ngx_` and `_module`.
     pub module: &'static str,
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// Where it may stand.
+    /// Contexts that it is allowed in.
     pub contexts: &'static str,
 }
 
 const TABLE: &str = include_str!("../data/nginx-directives.tsv");
 
-/// Those of `http`. A name that ends with `_` is the beginning of many.
+/// Variables of `http`. A name ending in `_` is a prefix.
 const VARIABLES: &str = include_str!("../data/nginx-variables.tsv");
 
-/// Every directive, as often as nginx has it.
+/// All directives, repeated for each module that has them.
 pub fn rows() -> impl Iterator<Item = NginxDirective> {
     TABLE.lines().skip(1).filter_map(|line| {
         let mut columns = line.split('\t');
@@ -30,7 +30,7 @@ pub fn rows() -> impl Iterator<Item = NginxDirective> {
     })
 }
 
-/// The names of all directives, each once, sorted.
+/// Names of all directives, unique and sorted.
 pub fn directives() -> &'static [&'static str] {
     static NAMES: OnceLock<Vec<&'static str>> = OnceLock::new();
     NAMES.get_or_init(|| {
@@ -41,7 +41,7 @@ pub fn directives() -> &'static [&'static str] {
     })
 }
 
-/// Whether nginx's `http` has a variable of this name.
+/// `true` if nginx's `http` has a variable of this name.
 pub fn has_variable(name: &[u8]) -> bool {
     let mut names = VARIABLES.lines().skip(1).filter_map(|line| Some(line.split_once('\t')?.1.as_bytes()));
     names.any(|known| known == name || known.ends_with(b"_") && name.starts_with(known))

@@ -1,31 +1,30 @@
-//! What modules write down about one request, by type.
+//! Modules' notes on one request, by type.
 //!
-//! A module's note is a type of its own, so that two modules can never collide
-//! and the request structure knows of neither.
+//! Each module uses a type of its own, so modules cannot collide, and the request knows none of them.
 
 use std::any::{Any, TypeId};
 use std::rc::Rc;
 
-/// The notes of one request: at most one value of each type.
+/// Notes of one request: at most one value of each type.
 #[derive(Default)]
 pub struct Notes(Vec<(TypeId, Box<dyn Any>)>);
 
 impl Notes {
-    /// The note of type `T`, if one was put.
+    /// The note of type `T`, if there is one.
     pub fn get<T: 'static>(&self) -> Option<&T> {
         let wanted = TypeId::of::<T>();
         let (_, note) = self.0.iter().find(|(id, _)| *id == wanted)?;
         note.downcast_ref()
     }
 
-    /// The note of type `T`, to be changed.
+    /// The note of type `T`, mutable.
     pub fn get_mut<T: 'static>(&mut self) -> Option<&mut T> {
         let wanted = TypeId::of::<T>();
         let (_, note) = self.0.iter_mut().find(|(id, _)| *id == wanted)?;
         note.downcast_mut()
     }
 
-    /// The note of type `T`, to be changed; an empty one at first.
+    /// The note of type `T`, mutable; created empty if needed.
     pub fn or_default<T: Default + 'static>(&mut self) -> &mut T {
         let wanted = TypeId::of::<T>();
         let place = self.0.iter().position(|(id, _)| *id == wanted).unwrap_or_else(|| {
@@ -35,12 +34,12 @@ impl Notes {
         self.0[place].1.downcast_mut().expect("found by its type")
     }
 
-    /// Whether there is a note of type `T`.
+    /// `true` if there is a note of type `T`.
     pub fn has<T: 'static>(&self) -> bool {
         self.get::<T>().is_some()
     }
 
-    /// Puts a note; an earlier one of the same type is replaced.
+    /// Stores a note, replacing an earlier one of the same type.
     pub fn put<T: 'static>(&mut self, note: T) {
         match self.get_mut::<T>() {
             Some(earlier) => *earlier = note,
@@ -48,7 +47,7 @@ impl Notes {
         }
     }
 
-    /// Takes the note of type `T` away.
+    /// Removes and returns the note of type `T`.
     pub fn take<T: 'static>(&mut self) -> Option<T> {
         let wanted = TypeId::of::<T>();
         let place = self.0.iter().position(|(id, _)| *id == wanted)?;
@@ -56,28 +55,28 @@ impl Notes {
         note.downcast().ok().map(|note| *note)
     }
 
-    /// Whether there are none.
+    /// `true` if there are no notes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Keeps memory for no more than there are.
+    /// Frees unused memory.
     pub fn shrink(&mut self) {
         self.0.shrink_to_fit();
     }
 
-    /// Forgets everything, keeping the memory for the next request.
+    /// Removes all notes, keeping the memory for the next request.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 }
 
-/// The notes that a request and its subrequests have in common.
+/// Notes shared by a request and its subrequests.
 #[derive(Default)]
 pub struct SharedNotes(Vec<(TypeId, Rc<dyn Any>)>);
 
 impl SharedNotes {
-    /// The note of type `T`: an empty one at first.
+    /// The note of type `T`; created empty if needed.
     pub fn note<T: Default + 'static>(&mut self) -> Rc<T> {
         let wanted = TypeId::of::<T>();
         if let Some((_, note)) = self.0.iter().find(|(id, _)| *id == wanted)
@@ -90,12 +89,12 @@ impl SharedNotes {
         note
     }
 
-    /// Whether there are none.
+    /// `true` if there are no notes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Forgets everything, keeping the memory for the next request.
+    /// Removes all notes, keeping the memory for the next request.
     pub fn clear(&mut self) {
         self.0.clear();
     }

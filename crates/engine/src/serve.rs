@@ -1,8 +1,7 @@
-//! What runs in the processes: the [`Program`] that the process layer starts,
-//! reloads and stops.
+//! The [`Program`] of the processes, which the process layer starts, reloads and stops.
 //!
-//! It ties the parts together and decides nothing itself: building belongs to
-//! `configuration`, connections to the protocols, lines to `log`.
+//! It connects the parts and decides nothing itself: building belongs to `configuration`, connections to the protocols,
+//! lines to `log`.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -38,47 +37,47 @@ use gale_process::{
     LoopMain, ProcessSettings, Program, Report, Resources, SecretSeries, SocketKind, Successor, WorkerSlot,
 };
 
-/// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to
-/// be finished, so that a task that hangs leaves the time to the logs.
+/// Longest wait for tasks in thread pools at the end of the process: a third of the total time, so that a hanging task
+/// leaves time for the logs.
 const POOLS_STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long the end of the process waits for the last lines of its logs.
+/// Longest wait for the last lines of logs at the end of the process.
 const LOGS_FINISH_TIMEOUT: Duration = Duration::from_millis(900);
 
-/// The same of a start that has failed.
+/// The same after a failed start.
 const FAILURE_LOG_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether a protocol that is in no configuration any more can get no connection.
+/// Interval of checks whether a removed protocol can still get connections.
 const RETIRED_LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long a loop whose connections are all closed stays for last answers that their clients have not taken: as long
-/// as a client may take for a part of an answer by nginx's default (`send_timeout`).
+/// Longest time that a loop with no open connections stays for unsent data: nginx's default for a client to accept a
+/// part of an answer (`send_timeout`).
 const LAST_ANSWERS_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// The web server.
 pub struct Server {
     order: &'static Order,
-    /// The texts of the last configuration that was built, for `-T`.
+    /// Texts of the last configuration that was built, for `-T`.
     texts: Mutex<Option<Texts>>,
     announce: Option<Announce>,
 }
 
-/// Told an address that the server listens on.
+/// Called with each address that the server listens on.
 type Announce = Box<dyn Fn(String) + Send + Sync>;
 
 impl Server {
-    /// A server made of these modules.
+    /// A server with these modules.
     pub fn new(order: &'static Order) -> Server {
         Server { order, texts: Mutex::new(None), announce: None }
     }
 
-    /// Tells every address, as soon as its socket listens.
+    /// Sets the function called with each address once its socket listens.
     pub fn announcing(mut self, announce: impl Fn(String) + Send + Sync + 'static) -> Server {
         self.announce = Some(Box::new(announce));
         self
     }
 
-    /// The texts that the last configuration was built from.
+    /// Texts of the last configuration that was built.
     pub fn take_texts(&self) -> Option<Texts> {
         self.texts.lock().take()
     }
@@ -115,7 +114,7 @@ impl Program for Server {
                 deferred.set(Writers::of_process().writer(file));
                 Some(Target::File(deferred))
             }
-            // With the tag and the address that the configuration was read with.
+            // With the tag and address that the configuration was read with.
             ErrorLogOutput::Syslog(text) => {
                 let settings = SyslogSettings::parse(text.as_bytes(), "gale").ok()?;
                 let is_known = !matches!(settings.server, SyslogServer::Host(..));
@@ -127,7 +126,7 @@ impl Program for Server {
                 })
             }
         };
-        // Standard error becomes the first file: what the writers say of themselves looks as the lines there do.
+        // Standard error is redirected to the first file, so writers use that file's form for their own messages.
         let first_file = targets.iter().find(|target| matches!(target.output, ErrorLogOutput::File(_)));
         Writers::of_process().set_report_form(first_file.map(|target| target.form).unwrap_or_default());
         let destination = |ErrorLogTarget { level, form, output }: &ErrorLogTarget| {
@@ -157,13 +156,13 @@ impl Program for Server {
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
         let driver = *configuration.events.driver.get();
         let ring = RingOptions { is_restricted: configuration.process.sandbox.is_on(), ..RingOptions::default() };
-        // The C library reads the time zone's file when it is first asked.
+        // Loads the time zone, because the C library reads its file at the first use.
         log::local_time(0);
         random::prepare();
         let mut event_loop =
             EventLoop::new(LoopOptions { driver, worker, ring, survives_panics: true, ..LoopOptions::default() })?;
         if let Some(reason) = event_loop.driver_reason() {
-            // Whoever has asked for it by name expects it.
+            // A warning if io_uring was requested by name.
             let level = if driver == DriverChoice::IoUring { Level::Warn } else { Level::Notice };
             let message = format!("io_uring is not available {}, epoll is used", OsErrorText(reason));
             configuration.error_log.write(level, None, &message);
@@ -178,7 +177,7 @@ impl Program for Server {
 
     fn start(&self, slot: WorkerSlot, configuration: Arc<Configuration>) -> Result<Serving, String> {
         report_to(&configuration);
-        // The number of those that serve: when this loop was made, it was not known yet.
+        // Number of serving workers; it was not known yet when this loop was created.
         gale_runtime::share_leases(slot.workers);
         configuration.thread_pools.apply();
         configuration.zones.serve_first();
@@ -210,13 +209,13 @@ impl Program for Server {
     }
 
     fn finish(&self) {
-        // Before the logs, in which the last tasks may have something to say.
+        // Before the logs, because the last tasks may still log.
         gale_runtime::stop_pools(POOLS_STOP_TIMEOUT);
         log::finish(LOGS_FINISH_TIMEOUT);
     }
 }
 
-/// The log of a start that has failed. Nobody is served by this process, so its lines are waited for.
+/// Log of a failed start. This process serves nothing, so it waits for the lines.
 struct FailureLog(Arc<dyn gale_process::ErrorLog>);
 
 impl gale_process::ErrorLog for FailureLog {
@@ -231,8 +230,7 @@ impl Drop for FailureLog {
     }
 }
 
-/// A panic costs one connection, a stall delays all of a worker's: both are told where
-/// people look.
+/// Reports panics and stalls to the error log: a panic costs one connection, a stall delays all of a worker's.
 fn report_to(configuration: &Configuration) {
     let log = Arc::clone(&configuration.error_log);
     gale_runtime::set_panic_reporter(move |panic| log.write(Level::Alert, None, panic));
@@ -246,8 +244,7 @@ fn report_to(configuration: &Configuration) {
     }
 }
 
-/// `worker_cpu_affinity`: has the loop of this thread stay where the configuration says, or run anywhere if it says
-/// nothing.
+/// `worker_cpu_affinity`: binds the loop's thread to its processors, or unbinds it if the directive is not set.
 fn place_on_processors(slot: WorkerSlot, configuration: &Configuration) {
     let Some(cpu_affinity) = &configuration.cpu_affinity else { return affinity::leave_processors() };
     let placed = affinity::processors_of_process().and_then(|allowed| {
@@ -264,7 +261,7 @@ fn place_on_processors(slot: WorkerSlot, configuration: &Configuration) {
     }
 }
 
-/// What the machine does to us is nothing that the configuration or a module could mend.
+/// A preemption is caused by the machine, which neither the configuration nor a module can change.
 fn level_of(stall: &Stall) -> Level {
     if stall.kind == StallKind::Preempted { Level::Info } else { Level::Warn }
 }
@@ -280,34 +277,34 @@ fn stall_text(stall: &Stall) -> String {
     format!("worker {} stalled for {milliseconds} ms{so_far}: {}{place}{}{untold}", stall.worker, stall.kind, stall.at)
 }
 
-/// The listening sockets of all protocols; several addresses may have the same.
+/// Listening sockets of all protocols; several addresses may share one.
 fn listeners(configuration: &Configuration) -> impl Iterator<Item = ListenerHandle> {
     configuration.protocols.iter().flat_map(|protocol| protocol.listeners())
 }
 
-/// One event loop's share of the server.
+/// One event loop's part of the server.
 pub struct Serving {
     worker: Rc<Worker>,
     configuration: Arc<Configuration>,
-    /// The protocols of the configuration, by name.
+    /// Protocols of the configuration, by name.
     protocols: Vec<(&'static str, Rc<dyn ProtocolWorker>)>,
     /// Protocols of earlier configurations, until their last connection ends.
     retired: Rc<RefCell<Vec<Rc<dyn ProtocolWorker>>>>,
     accepting: Vec<Accepting>,
     receiving: Vec<Receiving>,
-    /// Take over the idle connections of other processes.
+    /// Tasks that take over idle connections of other processes.
     arriving: Vec<TaskId>,
     slot: WorkerSlot,
-    /// What runs beside the connections.
+    /// Services of this loop.
     services: Services,
 }
 
 /// A listening socket that this loop accepts from.
 struct Accepting {
     socket: Arc<OwnedFd>,
-    /// What is needed of it when it is left.
+    /// State needed once the loop stops accepting from it.
     left: DrainingListener,
-    /// The workers take turns.
+    /// Set with `accept_mutex`.
     accept_mutex_delay: Option<Duration>,
     task: TaskId,
 }
@@ -315,7 +312,7 @@ struct Accepting {
 /// A socket that this loop receives datagrams from.
 struct Receiving {
     socket: Arc<OwnedFd>,
-    /// The name of the protocol that takes them.
+    /// Name of the protocol that receives them.
     protocol: &'static str,
     receiver: Rc<dyn DatagramReceiver>,
 }
@@ -326,7 +323,7 @@ impl Accepting {
         self.left.listener.pause();
     }
 
-    /// Nobody will listen on it any more.
+    /// Prepares for the end of the socket, which no loop will use any more.
     fn leave_for_good(self) -> DrainingListener {
         if self.left.is_deferred {
             gale_process::stop_deferring(&self.socket);
@@ -335,16 +332,16 @@ impl Accepting {
     }
 }
 
-/// A listening socket that a loop is to accept from.
+/// A listening socket that a loop should accept from.
 struct Wanted {
     socket: Arc<OwnedFd>,
     address: ListenAddress,
-    /// The name of the protocol that serves there.
+    /// Name of the protocol that serves there.
     protocol: &'static str,
-    /// Other loops accept from it, too.
+    /// `true` if other loops accept from it, too.
     is_shared: bool,
     is_deferred: bool,
-    /// Connections, or datagrams.
+    /// Connections or datagrams.
     kind: SocketKind,
 }
 
@@ -358,10 +355,9 @@ impl Serving {
         self.protocols.iter().find(|(known, _)| *known == name).map(|(_, protocol)| protocol)
     }
 
-    /// Uses `configuration` from now on. Sockets that this loop no longer accepts from
-    /// are given back, and nothing is accepted from them any more.
+    /// Switches to `configuration`. Returns the sockets that this loop no longer accepts from.
     ///
-    /// The result tells of a socket that cannot be accepted from; all others are.
+    /// The result reports a socket that cannot be accepted from; all others are used.
     fn take_over(&mut self, slot: WorkerSlot, configuration: &Arc<Configuration>) -> (Vec<Accepting>, io::Result<()>) {
         self.configuration = Arc::clone(configuration);
         self.slot = slot;
@@ -395,8 +391,8 @@ impl Serving {
         (removed, accepted.into_iter().collect())
     }
 
-    /// Protocols that are still there go on, new ones begin, and the connections of those that are gone end with their
-    /// current exchange.
+    /// Keeps existing protocols, starts new ones, and ends the connections of removed ones after their current
+    /// exchange.
     fn commit_protocols(&mut self, configuration: &Arc<Configuration>) {
         let mut earlier = std::mem::take(&mut self.protocols);
         for protocol in &configuration.protocols {
@@ -416,14 +412,14 @@ impl Serving {
         }
     }
 
-    /// A protocol ends with its last connection. Until then it holds its configuration, and no longer.
+    /// Ends a protocol after its last connection. It holds its configuration until then.
     fn retire(&self, gone: Rc<dyn ProtocolWorker>) {
         Rc::clone(&gone).drain(None);
         self.retired.borrow_mut().push(Rc::clone(&gone));
         let retired = Rc::downgrade(&self.retired);
         gale_runtime::spawn(async move {
             poll_fn(|context| gone.poll_closed(context)).await;
-            // A socket that is being left may still bring it connections.
+            // A socket that is being left may still deliver connections.
             while Rc::strong_count(&gone) > 2 {
                 gale_runtime::sleep(RETIRED_LOOK_EVERY).await;
                 poll_fn(|context| gone.poll_closed(context)).await;
@@ -471,7 +467,7 @@ impl Serving {
 }
 
 impl Serving {
-    /// Says who serves the connections of each address, for those that come otherwise.
+    /// Sets the protocols that serve each address, for connections passed on internally.
     fn tell_receivers(&self, configuration: &Configuration) {
         let listeners = configuration.protocols.iter().flat_map(|protocol| {
             let own = protocol.listeners().into_iter();
@@ -494,20 +490,19 @@ impl Serving {
     }
 }
 
-/// Whether some loop accepts from this socket under this configuration.
+/// `true` if any loop accepts from this socket under this configuration.
 fn has_socket(configuration: &Configuration, socket: &Arc<OwnedFd>) -> bool {
     listeners(configuration).any(|listener| listener.sockets.iter().any(|known| Arc::ptr_eq(known, socket)))
 }
 
 impl Drop for Serving {
-    /// What was logged is handed on, however the loop ends.
+    /// Hands on log lines, however the loop ends.
     fn drop(&mut self) {
         self.worker.access.flush();
     }
 }
 
-/// The sockets that this loop accepts from: a shared one of every address, or, where
-/// there are several (`reuseport`), its own.
+/// Sockets that this loop accepts from: the shared one of each address, or its own if there are several (`reuseport`).
 fn sockets_of(slot: WorkerSlot, configuration: &Configuration) -> Vec<Wanted> {
     let mut sockets: Vec<Wanted> = Vec::new();
     if slot.worker >= slot.workers {
@@ -550,7 +545,7 @@ impl gale_process::Worker for Serving {
             let message = format!("connections cannot be accepted on a new socket: {error}");
             configuration.error_log.write(Level::Alert, None, &message);
         }
-        // A socket that another loop takes over is not drained: its queue lives on.
+        // A socket that another loop takes over is not drained, because its queue is still served.
         let removed = removed.into_iter().filter(move |accepting| !has_socket(&configuration, &accepting.socket));
         let removed: Vec<DrainingListener> = removed.map(Accepting::leave_for_good).collect();
         let worker = Rc::clone(&self.worker);
@@ -558,8 +553,8 @@ impl gale_process::Worker for Serving {
             accept_late(&worker, &removed, Some(&old)).await;
             let until = gale_runtime::now() + QUEUED_WAIT_MAX;
             accept_queued(&worker, &removed, Some(&old), until).await;
-            // A ring holds a socket until the call that ends the turn: an address that is gone would still take
-            // connections, which nobody would answer.
+            // A ring holds a socket until the system call at the end of the turn; meanwhile a removed address would
+            // accept connections that are never answered.
             drop(removed);
             gale_runtime::yield_now().await;
         })
@@ -585,15 +580,15 @@ impl gale_process::Worker for Serving {
             let leave = |accepting: Accepting| if is_last { accepting.leave_for_good() } else { accepting.left };
             let left: Vec<DrainingListener> = accepting.into_iter().map(leave).collect();
             if is_last {
-                // Everybody else need not wait for them.
+                // The other protocols need not wait for them.
                 protocols.into_iter().for_each(|protocol| protocol.drain(None));
                 accept_late(&worker, &left, None).await;
             }
             let until = gale_runtime::now() + QUEUED_WAIT_MAX;
             accept_queued(&worker, &left, None, until).await;
-            // The kernel may have told this loop alone of what came until it heard that nothing more is wanted, which
-            // is at the end of the turn. Loops of another process, to which the socket belongs as well in an upgrade,
-            // would hear of it with the next connection only.
+            // Until the end of the turn, when the kernel learns that this loop no longer listens, it may have reported
+            // new connections to this loop only. Loops of another process that shares the socket, as in an upgrade,
+            // would only notice them with the next connection.
             gale_runtime::yield_now().await;
             accept_queued(&worker, &left, None, until).await;
             // As in `commit`.
@@ -603,7 +598,7 @@ impl gale_process::Worker for Serving {
     }
 
     fn drain(&mut self, successor: Option<&Successor>) -> Completion {
-        // The drain may take its time, and the end of the process none.
+        // The drain may be slow, and the process may end at any time.
         self.worker.access.flush();
         let protocols = self.workers();
         protocols.iter().for_each(|protocol| Rc::clone(protocol).drain(successor));
@@ -616,7 +611,7 @@ impl gale_process::Worker for Serving {
             }
             services_ended.await;
             worker.access.flush();
-            // In vain for peers that take nothing; `worker_shutdown_timeout` may be shorter, and ends the loop then.
+            // In vain for peers that accept nothing; a shorter `worker_shutdown_timeout` ends the loop earlier.
             let _ = gale_runtime::timeout(LAST_ANSWERS_WAIT_MAX, gale_runtime::all_sent()).await;
         })
     }

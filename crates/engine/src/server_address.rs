@@ -1,7 +1,7 @@
-//! The address of a server as directives take it: `192.0.2.1`, `[2001:db8::1]:53`, `name:53`, `unix:/path`.
+//! Address of a server in directives: `192.0.2.1`, `[2001:db8::1]:53`, `name:53`, `unix:/path`.
 //!
-//! Only reads the text; a name is looked up by whoever asked. Errors are nginx's, without the place: `invalid port`, to
-//! be followed by `in resolver "…"`.
+//! Only parses the text; the caller resolves names. Errors are nginx's without their place: `invalid port`, to be
+//! followed by `in resolver "…"`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -15,34 +15,34 @@ use gale_base::units;
 pub enum ServerAddress {
     /// An address with a port.
     Inet(SocketAddr),
-    /// A socket in the file system.
+    /// A Unix socket.
     Unix(PathBuf),
-    /// A name that has to be looked up, and a port.
+    /// A host name with a port, to be resolved.
     Host(String, u16),
 }
 
-/// The addresses of a host name: none before the configuration is complete.
+/// Addresses of a host name; empty before the configuration is complete.
 #[derive(Clone, Debug, Default)]
 pub struct HostAddresses(Arc<OnceLock<Vec<IpAddr>>>);
 
 impl HostAddresses {
-    /// What the name stood for when the configuration was built.
+    /// Addresses found when the configuration was built.
     pub fn get(&self) -> &[IpAddr] {
         self.0.get().map_or(&[], |addresses| addresses)
     }
 
-    /// Completes it, once.
+    /// Sets the addresses, once.
     pub(crate) fn set(&self, addresses: Vec<IpAddr>) {
-        // Nobody else knows it yet.
+        // The first and only call.
         drop(self.0.set(addresses));
     }
 }
 
 impl ServerAddress {
-    /// Reads an address; `port_default` is for one without a port.
+    /// Parses an address; `port_default` is for one without a port.
     ///
     /// # Errors
-    /// What is wrong with it, in nginx's words.
+    /// The fault, in nginx's words.
     pub fn parse(text: &[u8], port_default: u16) -> Result<ServerAddress, &'static str> {
         if text.len() >= 5 && text[..5].eq_ignore_ascii_case(b"unix:") {
             let path = text[5..].to_path().map_err(|_| "invalid path")?;
@@ -72,7 +72,7 @@ impl ServerAddress {
     }
 }
 
-/// What follows a `[`.
+/// Parses the text after a `[`.
 fn parse_bracketed(text: &[u8], port_default: u16) -> Result<ServerAddress, &'static str> {
     let (host, rest) = text.split_once_str("]").ok_or("invalid host")?;
     if rest.contains_str("/") {

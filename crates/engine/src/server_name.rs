@@ -1,8 +1,7 @@
-//! Which server answers for a host name; and names of hosts with wildcards for whoever else has some (`map`).
+//! Selection of a server by host name; also host names with wildcards for other users (`map`).
 //!
-//! The order is nginx's: the exact name, the longest wildcard that begins with
-//! an asterisk, the longest that ends with one, the first regular expression
-//! that matches, and at last the default server of the address.
+//! The order is nginx's: the exact name, the longest wildcard that begins with an asterisk, the longest that ends with
+//! one, the first regular expression that matches, and finally the default server of the address.
 //! (<https://nginx.org/en/docs/http/server_names.html>)
 
 use hashbrown::HashMap;
@@ -10,20 +9,20 @@ use hashbrown::HashMap;
 use crate::configuration::ServerId;
 use crate::variables::regex::{Match, Regex};
 
-/// A name as written in `server_name`, parsed.
+/// A parsed argument of `server_name`.
 #[derive(Clone, Debug)]
 pub enum ServerName {
-    /// `example.com`, and the empty name for requests without a host.
+    /// `example.com`, or the empty name for requests without a host.
     Exact(Box<[u8]>),
-    /// `*.example.com`: what follows the asterisk and its dot; with `bare`
-    /// (written `.example.com`) the name without any label before it, too.
+    /// `*.example.com`: the part after the asterisk and its dot; with `bare` (written `.example.com`) also the name
+    /// without a further label.
     Head {
         /// `example.com`
         suffix: Box<[u8]>,
         /// Written with a leading dot: `example.com` itself matches.
         bare: bool,
     },
-    /// `www.example.*`: what precedes the dot and the asterisk.
+    /// `www.example.*`: the part before the dot and the asterisk.
     Tail(Box<[u8]>),
     /// `~expression`
     Regex(Regex),
@@ -37,8 +36,7 @@ impl ServerName {
             if expression.is_empty() {
                 return Err(format!("empty regex in server name \"{}\"", bstr::BStr::new(text)));
             }
-            // nginx compiles names caselessly when they hold a capital letter,
-            // because hosts are compared in lower case.
+            // nginx compiles expressions with a capital letter caselessly, because hosts are compared in lower case.
             let caseless = expression.iter().any(u8::is_ascii_uppercase);
             return Regex::compile(expression, caseless).map(ServerName::Regex);
         }
@@ -67,14 +65,14 @@ fn has_empty_label(name: &[u8]) -> bool {
     name.starts_with(b".") || name.windows(2).any(|pair| pair == b"..")
 }
 
-/// The names of all servers of one address; or names of other things.
+/// Names of all servers of one address, or of other items.
 #[derive(Debug)]
 pub struct ServerNames<T = ServerId> {
     exact: HashMap<Box<[u8]>, T>,
     heads: HashMap<Box<[u8]>, T>,
     tails: HashMap<Box<[u8]>, T>,
-    /// How long the longest of `heads` and of `tails` is. A client may ask for a host of any length with any number of
-    /// dots: what is longer than these is not even hashed.
+    /// Lengths of the longest entries of `heads` and `tails`. A client may send a host of any length with any number of
+    /// dots; longer parts are not even hashed.
     head_max: usize,
     tail_max: usize,
     regexes: Vec<(Regex, T)>,
@@ -87,8 +85,7 @@ impl<T> Default for ServerNames<T> {
     }
 }
 
-/// A name was given twice for the same address: the later one is ignored, with
-/// a warning.
+/// A name was given twice for the same address: the later one is ignored with a warning.
 #[derive(Debug)]
 pub struct Conflict;
 
@@ -119,13 +116,13 @@ impl<T: Copy + PartialEq> ServerNames<T> {
         }
     }
 
-    /// Whether every request goes to the default server.
+    /// `true` if all requests go to the default server.
     pub fn is_empty(&self) -> bool {
         self.exact.is_empty() && self.heads.is_empty() && self.tails.is_empty() && self.regexes.is_empty()
     }
 
-    /// The server for `host` (in lower case, without port and trailing dot).
-    /// The error is PCRE2's message when an expression could not be run.
+    /// The server for `host` (in lower case, without port and trailing dot). The error is PCRE2's message if an
+    /// expression could not be run.
     pub fn find(&self, host: &[u8]) -> Result<Option<(T, Option<Match<'_>>)>, String> {
         match self.find_name(host) {
             Some(server) => Ok(Some((server, None))),
@@ -133,12 +130,12 @@ impl<T: Copy + PartialEq> ServerNames<T> {
         }
     }
 
-    /// What is found without regular expressions.
+    /// The server found without regular expressions.
     pub fn find_name(&self, host: &[u8]) -> Option<T> {
         self.exact.get(host).copied().or_else(|| self.find_wildcard(host))
     }
 
-    /// The first regular expression that matches. None is asked about nothing.
+    /// The first regular expression that matches. None matches an empty text.
     pub fn find_regex(&self, text: &[u8]) -> Result<Option<(T, Match<'_>)>, String> {
         if text.is_empty() {
             return Ok(None);
@@ -231,7 +228,7 @@ mod tests {
         finds(&names, &format!("www{}", ".a".repeat(1000)), Some(2));
         finds(&names, "a.b.c", Some(3));
         finds(&names, "www.", None);
-        // Hashing each suffix and each prefix of this would take an hour.
+        // Hashing each of its suffixes and prefixes would take an hour.
         finds(&names, &".a".repeat(1 << 20), None);
     }
 

@@ -1,20 +1,19 @@
-//! What has passed by a place that figures are told of: requests or sessions, responses by code, bytes, times; and
+//! Traffic counters of a place with metrics: requests or sessions, responses by code, bytes and times; and TLS
 //! handshakes.
 //!
-//! A place is a zone of servers or of locations (`status_zone`), or a peer of a group. Its counters are a [`Tally`]:
-//! whoever is served costs some tens of plain instructions, and nothing that workers share is written. What was served
-//! is made ready once ([`Served::ready`]) for all places that count it, and what has gone in the usual way has a
-//! counter of its own in place of several.
+//! A place is a zone of servers or locations (`status_zone`), or a peer of a group. Its counters are a [`Tally`]: a
+//! request costs some tens of plain instructions and writes no shared memory. A served request is converted once
+//! ([`Served::ready`]) for all places that count it, and the usual outcome has one counter in place of several.
 //!
-//! Invariant: what has begun and not ended is being processed, so both are counted exactly once, on whichever thread.
+//! Invariant: a request is in progress between begin and end, each of which is counted exactly once, on any thread.
 
 use std::time::Duration;
 
 use gale_base::tally::{Own, Tally};
 use gale_runtime::Moment;
 
-/// The codes that are told one by one, ascending. A code that is none of them counts in its class alone: whoever
-/// answers with codes of his own makes the figures no larger.
+/// Codes with counters of their own, ascending. Other codes only count in their class, so arbitrary codes do not
+/// enlarge the metrics.
 const CODES: [u16; 78] = [
     100, 101, 102, 103, 200, 201, 202, 203, 204, 205, 206, 207, 208, 226, 300, 301, 302, 303, 304, 305, 306, 307, 308,
     400, 401, 402, 403, 404, 405, 406, 407, 408, 409, 410, 411, 412, 413, 414, 415, 416, 417, 418, 421, 422, 423, 424,
@@ -22,41 +21,41 @@ const CODES: [u16; 78] = [
     506, 507, 508, 509, 510, 511, 520, 521, 522,
 ];
 
-/// Codes have so many classes: 1xx to 5xx.
+/// Classes of codes: 1xx to 5xx.
 pub const CLASSES: usize = 5;
 
-/// Above the last one, times fall into a bucket without a bound.
+/// Buckets of times; the last one has no bound.
 pub const TIME_BUCKETS: usize = 16;
 
-// In this order they are read: what ends meanwhile is not counted as ended before it began.
+// In reading order: a request that ends meanwhile is not counted as ended before it began.
 const ENDED: usize = 0;
-/// Those that have ended in the usual way: with [`USUAL_CODE`], and both times in the first bucket. What they count in,
-/// the code, two buckets and the end, is one counter, since most requests are of this kind.
+/// Requests with the usual outcome: [`USUAL_CODE`], and both times in the first bucket. One counter replaces those of
+/// the code, two buckets and the end, since most requests are of this kind.
 const USUAL_ENDED: usize = 1;
-/// The same of those that pass: they have begun, too.
+/// The same for [`Traffic::pass`], which also replaces the counter of the beginning.
 const USUAL_PASSED: usize = 2;
 const BEGUN: usize = 3;
 const RECEIVED: usize = 4;
 const SENT: usize = 5;
-/// When it was chosen last.
+/// Time when it was last chosen.
 const CHOSEN: usize = 6;
-/// How often a connection was made, and how long that took together, in microseconds.
+/// Connections made, and the sum of their connect times, in microseconds.
 const CONNECTS: usize = 7;
 const CONNECTING: usize = 8;
-/// Times until the first byte: their sum in microseconds, then the buckets.
+/// Times to the first byte: their sum in microseconds, then the buckets.
 const FIRST: usize = 9;
-/// Times until the end.
+/// Times to the end.
 const WHOLE: usize = FIRST + 1 + TIME_BUCKETS;
 const OF_CODES: usize = WHOLE + 1 + TIME_BUCKETS;
-/// Codes that are not in the list, by class; then those of no class.
+/// Other codes by class, then those without a class.
 const OTHERS: usize = OF_CODES + CODES.len();
-/// What nobody reads: where a time or a code counts that there is none of.
+/// Unread counter for requests without a time or a code.
 const NOTHING: usize = OTHERS + CLASSES + 1;
 const COUNTED: usize = NOTHING + 1;
-/// A power of two, so that no place in a byte needs to be checked but for one bit.
+/// A power of two, so that bounds checks of a byte index reduce to one bit.
 const COUNTERS: usize = COUNTED.next_power_of_two();
 
-/// By code, where it counts: codes below 600.
+/// Counter by code, for codes below 600.
 static CODE_BUCKETS: [u8; 600] = code_buckets();
 
 const fn code_buckets() -> [u8; 600] {
@@ -80,30 +79,30 @@ const OF_USUAL_CODE: usize = code_buckets()[USUAL_CODE as usize] as usize;
 const USUAL_BUCKETS: Buckets =
     Buckets { first: (FIRST + 1) as u8, whole: (WHOLE + 1) as u8, code: OF_USUAL_CODE as u8 };
 
-/// See the file's head.
+/// Traffic counters of one place.
 #[derive(Debug, Default)]
 pub struct Traffic(Tally<COUNTERS>);
 
-/// How something that was served has gone.
+/// Outcome of a served request or session.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Served {
-    /// Its code, if there was a response.
+    /// Status code, if there was a response.
     pub code: Option<u16>,
-    /// Bytes that came from the client, or from the peer.
+    /// Bytes received from the client or peer.
     pub received: u64,
-    /// Bytes that went to it.
+    /// Bytes sent to it.
     pub sent: u64,
-    /// How long it took until the first byte, if one came.
+    /// Time to the first byte, if there was one.
     pub first_byte: Option<Nanos>,
-    /// How long all of it took.
+    /// Time to the end.
     pub whole: Option<Nanos>,
 }
 
-/// A time in nanoseconds: what two moments of a loop's clock differ by, without the division of a [`Duration`].
+/// A time in nanoseconds: the difference of two moments of a loop's clock, without the division of a [`Duration`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Nanos(u64);
 
-/// The bound of the first bucket.
+/// Bound of the first bucket.
 const FIRST_BOUND: Nanos = Nanos(1_000_000);
 
 impl Nanos {
@@ -111,7 +110,7 @@ impl Nanos {
         self.0 / 1000
     }
 
-    /// The time from `earlier` to `later`; zero when it is later itself.
+    /// The time from `earlier` to `later`, saturating at zero.
     #[inline]
     pub fn between(earlier: Moment, later: Moment) -> Nanos {
         Nanos(later.as_nanos().saturating_sub(earlier.as_nanos()))
@@ -124,18 +123,18 @@ impl From<Duration> for Nanos {
     }
 }
 
-/// What was served, by the counters that it counts in.
+/// A served request, by the counters that it counts in.
 #[derive(Clone, Copy, Debug)]
 pub struct Ready {
     received: u64,
     sent: u64,
     first_micros: u64,
     whole_micros: u64,
-    /// `None` for what has gone in the usual way.
+    /// `None` for the usual outcome.
     buckets: Option<Buckets>,
 }
 
-/// The buckets of both times, and the code.
+/// Buckets of both times, and the code's counter.
 #[derive(Clone, Copy, Debug)]
 struct Buckets {
     first: u8,
@@ -144,7 +143,7 @@ struct Buckets {
 }
 
 impl Served {
-    /// For every place that counts it.
+    /// Converts it for all places that count it.
     #[inline]
     pub fn ready(&self) -> Ready {
         let (received, sent) = (self.received, self.sent);
@@ -164,7 +163,7 @@ impl Served {
     }
 }
 
-/// What a time adds to a sum, in microseconds, and the place of its bucket behind that.
+/// Amount to add to the sum, in microseconds, and the counter of the bucket.
 #[inline]
 fn place_of(sum: usize, time: Option<Nanos>) -> (u64, u8) {
     match time {
@@ -174,7 +173,7 @@ fn place_of(sum: usize, time: Option<Nanos>) -> (u64, u8) {
 }
 
 impl Ready {
-    /// Counts all of it; for what has gone in the usual way, `usual` says that it is over, too. Whether that is so.
+    /// Counts everything. The usual outcome counts in `usual`, which includes the end; returns `true` in that case.
     #[inline]
     fn count(&self, own: Own<'_, COUNTERS>, usual: usize) -> bool {
         self.add_sums(own);
@@ -203,7 +202,7 @@ impl Buckets {
     }
 }
 
-/// What is counted together as what it stands for.
+/// Splits combined counters into those that they replace.
 fn apart(mut counters: [u64; COUNTERS]) -> [u64; COUNTERS] {
     let [ended, passed] = [USUAL_ENDED, USUAL_PASSED].map(|usual| std::mem::take(&mut counters[usual]));
     counters[BEGUN] += passed;
@@ -214,13 +213,13 @@ fn apart(mut counters: [u64; COUNTERS]) -> [u64; COUNTERS] {
 }
 
 impl Traffic {
-    /// It begins.
+    /// Counts the beginning of a request.
     #[inline]
     pub fn begin(&self) {
         self.0.own().add(BEGUN, 1);
     }
 
-    /// It begins, chosen at this moment of the loops' clock.
+    /// Counts the beginning, and stores the time of the choice by the loops' clock.
     #[inline]
     pub fn begin_at(&self, nanos: u64) {
         let own = self.0.own();
@@ -228,19 +227,19 @@ impl Traffic {
         own.set(CHOSEN, nanos);
     }
 
-    /// A connection was made for it.
+    /// Counts a connection made for a request.
     pub fn note_connected(&self, time: Duration) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.0.own().add_each([(CONNECTS, 1), (CONNECTING, micros)]);
     }
 
-    /// It is over.
+    /// Counts the end of a request.
     #[inline]
     pub fn end(&self) {
         self.0.own().add(ENDED, 1);
     }
 
-    /// How it has gone: [`Traffic::end`] counts that it is over.
+    /// Counts the outcome, but not the end: see [`Traffic::end`].
     #[inline]
     pub fn note(&self, served: &Served) {
         let (own, served) = (self.0.own(), served.ready());
@@ -248,17 +247,17 @@ impl Traffic {
         served.buckets.unwrap_or(USUAL_BUCKETS).count(own);
     }
 
-    /// It is over, and has gone like this.
+    /// Counts the outcome and the end.
     #[inline]
     pub fn finish(&self, served: &Ready) {
         let own = self.0.own();
-        // What is read first is written last: who sees that it has ended sees all of it.
+        // The end is written last and read first, so a reader that sees it sees all of the request.
         if !served.count(own, USUAL_ENDED) {
             own.add(ENDED, 1);
         }
     }
 
-    /// It has begun, gone like this, and is over.
+    /// Counts the beginning, the outcome and the end.
     #[inline]
     pub fn pass(&self, served: &Ready) {
         let own = self.0.own();
@@ -267,28 +266,28 @@ impl Traffic {
         }
     }
 
-    /// The figures by now.
+    /// Current figures.
     pub fn figures(&self) -> TrafficFigures {
         let ever = self.0.sums();
         let processing = ever[BEGUN].saturating_sub(ever[ENDED]).saturating_sub(ever[USUAL_ENDED]);
         TrafficFigures { processing, counters: apart(self.0.after_reset(ever)) }
     }
 
-    /// When it was chosen last, by the loops' clock; `None` for never.
+    /// Time when it was last chosen, by the loops' clock; `None` for never.
     pub fn chosen(&self) -> Option<u64> {
         Some(self.0.max(CHOSEN)).filter(|&nanos| nanos > 0)
     }
 
-    /// What was counted so far counts no more.
+    /// Resets the figures.
     pub fn reset(&self) {
         self.0.reset();
     }
 }
 
-/// The bucket for a time in nanoseconds: the first one whose bound, a power of two of milliseconds, is not below it.
+/// Bucket for a time in nanoseconds: the first one whose bound, a power of two of milliseconds, is at least the time.
 #[inline]
 fn bucket_of(nanos: u64) -> usize {
-    // Most are.
+    // The usual case.
     if nanos <= FIRST_BOUND.0 {
         return 0;
     }
@@ -296,7 +295,7 @@ fn bucket_of(nanos: u64) -> usize {
     (bits as usize).min(TIME_BUCKETS - 1)
 }
 
-/// What was counted at a place.
+/// Figures of a place.
 #[derive(Clone, Debug)]
 pub struct TrafficFigures {
     processing: u64,
@@ -310,7 +309,7 @@ impl Default for TrafficFigures {
 }
 
 impl TrafficFigures {
-    /// Adds those of another place.
+    /// Adds the figures of another place.
     pub fn add(&mut self, other: &TrafficFigures) {
         self.processing += other.processing;
         for (sum, counter) in self.counters.iter_mut().zip(&other.counters) {
@@ -318,91 +317,91 @@ impl TrafficFigures {
         }
     }
 
-    /// How many are being served.
+    /// Requests in progress.
     pub fn processing(&self) -> u64 {
         self.processing
     }
 
-    /// How many have begun.
+    /// Requests begun.
     pub fn begun(&self) -> u64 {
         self.counters[BEGUN]
     }
 
-    /// How many have ended.
+    /// Requests ended.
     pub fn ended(&self) -> u64 {
         self.counters[ENDED]
     }
 
-    /// Bytes that have come.
+    /// Bytes received.
     pub fn received(&self) -> u64 {
         self.counters[RECEIVED]
     }
 
-    /// Bytes that have gone.
+    /// Bytes sent.
     pub fn sent(&self) -> u64 {
         self.counters[SENT]
     }
 
-    /// How many responses there were.
+    /// Number of responses.
     pub fn responses(&self) -> u64 {
         self.counters[OF_CODES..NOTHING].iter().sum()
     }
 
-    /// How many have ended without a response.
+    /// Requests that ended without a response.
     pub fn discarded(&self) -> u64 {
         self.ended().saturating_sub(self.responses())
     }
 
-    /// How many responses there were of each class: 1xx to 5xx.
+    /// Responses by class: 1xx to 5xx.
     pub fn classes(&self) -> [u64; CLASSES] {
         let mut classes: [u64; CLASSES] = std::array::from_fn(|class| self.counters[OTHERS + class]);
         self.codes().for_each(|(code, count)| classes[usize::from(code) / 100 - 1] += count);
         classes
     }
 
-    /// How many responses there were of each code that there were any of, as far as they are told one by one.
+    /// Responses by code, for codes with counters of their own; zeros are omitted.
     pub fn codes(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
         let counts = CODES.iter().zip(&self.counters[OF_CODES..]);
         counts.map(|(&code, &count)| (code, count)).filter(|(_, count)| *count > 0)
     }
 
-    /// How long connecting took, on average; nothing if no connection was made.
+    /// Mean connect time; `None` if no connection was made.
     pub fn mean_connect(&self) -> Option<Duration> {
         self.counters[CONNECTING].checked_div(self.counters[CONNECTS]).map(Duration::from_micros)
     }
 
-    /// How long it took until the first byte.
+    /// Times to the first byte.
     pub fn first_byte(&self) -> Times<'_> {
         Times(&self.counters[FIRST..WHOLE])
     }
 
-    /// How long all of it took.
+    /// Times to the end.
     pub fn whole(&self) -> Times<'_> {
         Times(&self.counters[WHOLE..OF_CODES])
     }
 }
 
-/// Times, counted in buckets.
+/// Times in buckets.
 #[derive(Clone, Copy, Debug)]
 pub struct Times<'f>(&'f [u64]);
 
 impl Times<'_> {
-    /// All of them together.
+    /// Sum of all times.
     pub fn sum(&self) -> Duration {
         Duration::from_micros(self.0[0])
     }
 
-    /// How many there are.
+    /// Number of times.
     pub fn count(&self) -> u64 {
         self.0[1..].iter().sum()
     }
 
-    /// The mean; nothing if there is none.
+    /// Mean; `None` if there are no times.
     pub fn mean(&self) -> Option<Duration> {
         self.0[0].checked_div(self.count()).map(Duration::from_micros)
     }
 
-    /// For each bound how many are not above it; the last one has no bound.
+    /// Cumulative counts with their bounds; the last one has no bound.
     pub fn cumulative(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
         let mut sum = 0;
         self.0[1..].iter().enumerate().map(move |(bucket, count)| {
@@ -413,68 +412,68 @@ impl Times<'_> {
     }
 }
 
-/// What became of a handshake.
+/// Outcome of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shaken {
-    /// It is done.
+    /// Full handshake completed.
     Full,
-    /// It has gone on with a session of before.
+    /// Handshake completed with a resumed session.
     Resumed,
-    /// It has failed, for another reason than those below.
+    /// Failed for a reason not listed below.
     Failed,
-    /// The peer took too long.
+    /// Timed out.
     TimedOut,
-    /// There is no version of TLS that both sides speak.
+    /// No common TLS version.
     NoCommonProtocol,
-    /// There is no cipher suite that both sides have.
+    /// No common cipher suite.
     NoCommonCipher,
-    /// The peer says that our certificate is not good.
+    /// The peer rejected the own certificate.
     CertificateRejected,
 }
 
 const OUTCOMES: usize = 7;
 
-/// Why the certificate of a peer is not good.
+/// Reason why a peer's certificate was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unverified {
-    /// It has none, and needs one.
+    /// Required, but missing.
     Missing,
-    /// It has expired.
+    /// Expired.
     Expired,
-    /// It was revoked.
+    /// Revoked.
     Revoked,
-    /// It is for other names.
+    /// Wrong name.
     WrongName,
-    /// Anything else.
+    /// Any other reason.
     Other,
 }
 
 const REASONS: usize = 5;
 
-/// Handshakes, counted.
+/// Counters of handshakes.
 #[derive(Debug)]
 pub struct Handshakes(Tally<{ OUTCOMES + REASONS }>);
 
-/// All handshakes with clients, whether or not their servers have a zone.
+/// Counters of all handshakes with clients, whether or not their servers have a zone.
 pub static ALL_HANDSHAKES: Handshakes = Handshakes::new();
 
 impl Handshakes {
-    /// None yet.
+    /// Counters at zero.
     pub const fn new() -> Handshakes {
         Handshakes(Tally::new())
     }
 
-    /// One is over.
+    /// Counts the end of a handshake.
     pub fn count(&self, shaken: Shaken) {
         self.0.own().add(shaken as usize, 1);
     }
 
-    /// A certificate was not good, whatever became of the handshake: clients are told of it afterwards.
+    /// Counts a rejected certificate, separately from the handshake's outcome, since clients get an answer afterwards.
     pub fn count_unverified(&self, reason: Unverified) {
         self.0.own().add(OUTCOMES + reason as usize, 1);
     }
 
-    /// The figures by now.
+    /// Current figures.
     pub fn figures(&self) -> HandshakeFigures {
         let counters = self.0.since_reset();
         let of = |shaken: Shaken| counters[shaken as usize];
@@ -498,7 +497,7 @@ impl Handshakes {
         }
     }
 
-    /// What was counted so far counts no more.
+    /// Resets the figures.
     pub fn reset(&self) {
         self.0.reset();
     }
@@ -510,28 +509,28 @@ impl Default for Handshakes {
     }
 }
 
-/// How many handshakes there were.
+/// Figures of handshakes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandshakeFigures {
-    /// That are done.
+    /// Completed handshakes.
     pub done: u64,
-    /// Of these, that have gone on with a session of before.
+    /// Resumed ones among them.
     pub reused: u64,
-    /// That have failed.
+    /// Failed handshakes.
     pub failed: u64,
-    /// Of these, because the peer took too long.
+    /// Timeouts among them.
     pub timed_out: u64,
-    /// Of these, because there was no version that both sides speak.
+    /// Failures without a common version.
     pub no_common_protocol: u64,
-    /// Of these, because there was no cipher suite that both sides have.
+    /// Failures without a common cipher suite.
     pub no_common_cipher: u64,
-    /// Of these, because the peer took our certificate for bad.
+    /// Failures because the peer rejected the own certificate.
     pub certificate_rejected: u64,
-    /// Certificates of peers that were not good.
+    /// Rejected certificates of peers.
     pub unverified: UnverifiedFigures,
 }
 
-/// Certificates of peers that were not good, by [`Unverified`].
+/// Rejected certificates of peers, by [`Unverified`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "they are those of the enum")]
 pub struct UnverifiedFigures {
@@ -542,12 +541,12 @@ pub struct UnverifiedFigures {
     pub other: u64,
 }
 
-/// A zone of servers: `status_zone`.
+/// Counters of a zone of servers: `status_zone`.
 #[derive(Debug, Default)]
 pub struct ServerZone {
-    /// Their requests, or sessions.
+    /// Requests or sessions.
     pub traffic: Traffic,
-    /// Their handshakes.
+    /// Handshakes.
     pub handshakes: Handshakes,
 }
 
@@ -559,7 +558,7 @@ pub fn count_handshake(zone: Option<&ServerZone>, shaken: Shaken) {
     }
 }
 
-/// Counts that the certificate of a client was not good, also for the zone of its server.
+/// Counts a client's rejected certificate, also for the zone of its server.
 pub fn count_unverified(zone: Option<&ServerZone>, reason: Unverified) {
     ALL_HANDSHAKES.count_unverified(reason);
     if let Some(zone) = zone {

@@ -1,7 +1,7 @@
-//! What carries a connection's bytes: a socket in the clear or, above one, TLS.
+//! Transport of a connection: a plain socket or TLS over one.
 //!
-//! A protocol receives and sends by a [`Transport`] and does not know which it has, but for what that makes cheap
-//! ([`Transport::can_sendfile`]) and what it says to others ([`Transport::is_encrypted`]).
+//! A protocol receives and sends through a [`Transport`] and does not distinguish the two, except for cheaper
+//! operations ([`Transport::can_sendfile`]) and for information to others ([`Transport::is_encrypted`]).
 
 use std::io;
 use std::task::{Context, Poll};
@@ -10,16 +10,16 @@ use gale_runtime::{Buffer, File, Output, SocketAddress, Stream, TcpInfo};
 
 use crate::tls::{IdleTls, TlsStream};
 
-/// See the file's head.
+/// Transport of a connection.
 pub enum Transport {
-    /// In the clear.
+    /// Unencrypted.
     Plain(Stream),
-    /// Encrypted, or about to be.
+    /// TLS, or about to begin it.
     Tls(Box<TlsStream>),
 }
 
 impl Transport {
-    /// The socket, whatever is spoken over it.
+    /// The underlying socket.
     pub(crate) fn socket(&self) -> &Stream {
         match self {
             Transport::Plain(stream) => stream,
@@ -27,7 +27,7 @@ impl Transport {
         }
     }
 
-    /// The session above it, or where one may begin.
+    /// The TLS stream, which may not have begun a handshake.
     pub fn tls(&self) -> Option<&TlsStream> {
         match self {
             Transport::Plain(_) => None,
@@ -35,12 +35,12 @@ impl Transport {
         }
     }
 
-    /// Whether nobody on the way can read it.
+    /// `true` if the connection is encrypted.
     pub fn is_encrypted(&self) -> bool {
         matches!(self, Transport::Tls(stream) if stream.is_tls())
     }
 
-    /// Whether the kernel can send a file by itself ([`Transport::poll_sendfile`]).
+    /// `true` if the kernel can send a file directly ([`Transport::poll_sendfile`]).
     pub fn can_sendfile(&self) -> bool {
         matches!(self, Transport::Plain(_))
     }
@@ -53,7 +53,7 @@ impl Transport {
         }
     }
 
-    /// The socket, if nothing is above it.
+    /// The socket, if it is unencrypted.
     pub fn plain(&self) -> Option<&Stream> {
         match self {
             Transport::Plain(stream) => Some(stream),
@@ -61,7 +61,7 @@ impl Transport {
         }
     }
 
-    /// What was received comes again, before all else: for whoever goes on with the connection.
+    /// Returns received bytes to the front of the input, for the next user of the connection.
     pub fn put_back(&self, bytes: Buffer) {
         match self {
             Transport::Plain(stream) => stream.put_back(bytes),
@@ -93,7 +93,7 @@ impl Transport {
         }
     }
 
-    /// See [`Stream::poll_sendfile`]. Only where [`Transport::can_sendfile`].
+    /// See [`Stream::poll_sendfile`]. Requires [`Transport::can_sendfile`].
     pub fn poll_sendfile(
         &self,
         context: &mut Context<'_>,
@@ -107,7 +107,7 @@ impl Transport {
         }
     }
 
-    /// Says that nothing more will be sent; see [`Stream::shutdown_write`].
+    /// Ends sending; see [`Stream::shutdown_write`].
     pub fn shutdown_write(&self) -> io::Result<()> {
         match self {
             Transport::Plain(stream) => stream.shutdown_write(),
@@ -115,7 +115,7 @@ impl Transport {
         }
     }
 
-    /// Whether something has come that was not read; see [`Stream::has_unread`].
+    /// `true` if received data is unread; see [`Stream::has_unread`].
     pub fn has_unread(&self) -> bool {
         match self {
             Transport::Plain(stream) => stream.has_unread(),
@@ -123,7 +123,7 @@ impl Transport {
         }
     }
 
-    /// Whether nothing has come that would be read; see [`Stream::is_idle`] and [`TlsStream::is_idle`].
+    /// `true` if nothing has been received; see [`Stream::is_idle`] and [`TlsStream::is_idle`].
     pub fn is_idle(&self) -> bool {
         match self {
             Transport::Plain(stream) => stream.is_idle(),
@@ -131,8 +131,8 @@ impl Transport {
         }
     }
 
-    /// The socket, and the session above it, if there is one, apart: so another thread may go on with them. `None` if
-    /// something is on its way; then the connection is closed.
+    /// Splits an idle connection into socket and TLS session, for use by another thread. A connection that is not idle
+    /// is closed, and the result is `None`.
     pub fn into_idle(self) -> Option<(Stream, Option<IdleTls>)> {
         match self {
             Transport::Plain(stream) => Some((stream, None)),
@@ -143,7 +143,7 @@ impl Transport {
         }
     }
 
-    /// Puts together what [`Transport::into_idle`] took apart.
+    /// Inverse of [`Transport::into_idle`].
     pub fn from_idle(socket: Stream, session: Option<IdleTls>) -> Transport {
         match session {
             None => Transport::Plain(socket),
@@ -161,7 +161,7 @@ impl Transport {
         self.socket().is_broken()
     }
 
-    /// See [`Stream::has_hung_up`]: of the socket, whatever of the session above it was not read.
+    /// See [`Stream::has_hung_up`]. Concerns the socket, regardless of unread data of the session.
     pub fn has_hung_up(&self) -> bool {
         self.socket().has_hung_up()
     }

@@ -1,6 +1,5 @@
-//! The servers of a block such as `http`, while it is read and when it is complete: where they listen, which names they
-//! have, and which of them is the default at an address; and the certificates that they, and connections to other
-//! servers, need.
+//! Servers of a block such as `http`, while it is read and when it is complete: their addresses and names, the default
+//! server of each address, and the certificates for them and for connections to other servers.
 //! (<https://nginx.org/en/docs/http/request_processing.html>)
 
 use std::sync::{Arc, OnceLock};
@@ -24,42 +23,42 @@ use crate::variables::template::Template;
 
 /// A `server` block while it is read.
 pub struct ServerDraft {
-    /// Its level of settings.
+    /// Its scope.
     pub scope: ScopeId,
-    /// Where it begins.
+    /// Place where it begins.
     pub span: Span,
-    /// What `server_name` says, as it is written and parsed.
+    /// Arguments of `server_name`, as written and parsed.
     pub names: Vec<(Word, ServerName)>,
-    /// What `listen` says.
+    /// Its `listen` directives.
     pub listens: Vec<Listen>,
-    /// The certificate that a service obtains for it.
+    /// Its managed certificate.
     pub managed: Option<Arc<ManagedCertificate>>,
-    /// `status_zone`: where what it serves is counted.
+    /// `status_zone`: its counters.
     pub zone: Option<Arc<ServerZone>>,
 }
 
-/// The servers behind one address.
+/// Servers behind one address.
 #[derive(Debug)]
 pub struct VirtualServers {
-    /// The server for hosts that no name fits.
+    /// Server for hosts without a matching name.
     pub default: ServerId,
-    /// The names of all of them.
+    /// Names of all servers.
     pub names: ServerNames,
 }
 
-/// A server's certificates and rules, and whether it asks for those of clients.
+/// A server's certificates and rules, and its mode of `ssl_verify_client`.
 pub type ServerTls = (Option<Arc<TlsServer>>, VerifyClient);
 
 impl ServerDraft {
-    /// A server of which nothing is known.
+    /// An empty server.
     pub fn new(scope: ScopeId, span: Span) -> ServerDraft {
         ServerDraft { scope, span, names: Vec::new(), listens: Vec::new(), managed: None, zone: None }
     }
 
-    /// Takes a `listen`.
+    /// Adds a `listen`.
     ///
     /// # Errors
-    /// The server listens there already.
+    /// The server already listens there.
     pub fn add_listen(&mut self, listen: Listen, statement: &Statement) -> Result<(), Diagnostic> {
         if let Some(address) = self.listens.iter().find_map(|other| listen.shared_with(other)) {
             return Err(statement.error(format!("a duplicate listen {address}")));
@@ -68,7 +67,7 @@ impl ServerDraft {
         Ok(())
     }
 
-    /// The name that it is known by: the first one.
+    /// Name of the server: the first one.
     pub fn name(&self) -> Box<[u8]> {
         self.names.first().map_or(Box::default(), |(word, _)| {
             // `.example.com` is called example.com.
@@ -78,7 +77,7 @@ impl ServerDraft {
     }
 }
 
-/// What a `server_name` says. Groups of its expressions are variables of the block of `S`.
+/// Parses `server_name`. Groups of its expressions become variables of the block of `S`.
 ///
 /// # Errors
 /// In nginx's words.
@@ -96,7 +95,7 @@ pub fn parse_names<S: Subject>(
         if word.text == "$hostname" {
             word.text = hostname().into();
         }
-        // nginx keeps all names but expressions in lower case, and shows them so.
+        // nginx stores and shows all names in lower case except expressions.
         if !word.text.starts_with(b"~") {
             word.text.make_ascii_lowercase();
         }
@@ -109,10 +108,10 @@ pub fn parse_names<S: Subject>(
     Ok(names)
 }
 
-/// The addresses of all servers, and the servers of each. `implicit` is the `listen` of a server that has none.
+/// Addresses of all servers, with the servers of each. `implicit` is the `listen` of a server without one.
 ///
 /// # Errors
-/// A host that is not found; options or defaults that contradict each other.
+/// A host is not found; options or defaults conflict.
 pub fn gather_addresses(
     servers: &[ServerDraft],
     implicit: impl Fn(&ServerDraft) -> Option<Listen>,
@@ -137,13 +136,12 @@ pub fn gather_addresses(
     Ok((addresses, virtual_servers))
 }
 
-/// The names of all servers of one address. A name that two of them claim goes
-/// to the first, with nginx's warning.
+/// Names of all servers of one address. A name of two servers belongs to the first, with nginx's warning.
 fn names_of(draft: &AddressDraft, servers: &[ServerDraft], builder: &mut Builder) -> ServerNames {
     let mut names = ServerNames::default();
     for &id in &draft.servers {
         let is_unnamed = servers[id.0 as usize].names.is_empty();
-        // A lone server is the default, whatever the host.
+        // A single server is the default, whatever the host.
         if is_unnamed && draft.servers.len() > 1 && names.insert(ServerName::Exact(Box::default()), id).is_err() {
             let message = format!("conflicting server name \"\" on {}, ignored", draft.spec.address);
             builder.note([Diagnostic::warn(message).at(servers[id.0 as usize].span)]);
@@ -158,13 +156,13 @@ fn names_of(draft: &AddressDraft, servers: &[ServerDraft], builder: &mut Builder
     names
 }
 
-/// Names of a server's certificates and of their keys, which have variables.
+/// Names, with variables, of a server's certificates and keys.
 pub type CertificateNames<S> = Box<[(Template<S>, Template<S>)]>;
 
-/// The names of certificates and keys that have variables, by server.
+/// Names of certificates and keys with variables, by server.
 ///
 /// # Errors
-/// A variable that cannot be.
+/// A variable is invalid.
 pub fn certificate_names<S: Subject>(
     servers: &[ServerDraft],
     confs: &[Confs],
@@ -194,19 +192,19 @@ fn tls_settings<'c>(server: &ServerDraft, confs: &'c [Confs]) -> Option<&'c TlsS
     confs[server.scope.0 as usize].iter().flatten().find_map(|conf| conf.downcast_ref::<TlsSettings>())
 }
 
-/// What a protocol's block has to say of its servers' TLS.
+/// A protocol's parameters for the TLS settings of its servers.
 #[derive(Clone, Copy)]
 pub struct TlsBlock<'b> {
     /// `http`
     pub name: &'static str,
-    /// How a scope looks names up.
+    /// The resolver of a scope.
     pub lookup: &'b dyn Fn(&Confs) -> Lookup,
 }
 
-/// The certificates and rules of each server that has some. The addresses that speak TLS have to have them.
+/// Certificates and rules of each server that has some. Addresses with TLS need them.
 ///
 /// # Errors
-/// In nginx's words: a file that cannot be had, or an address without a certificate.
+/// In nginx's words: a file cannot be used, or an address has no certificate.
 pub fn tls_servers(
     servers: &[ServerDraft],
     confs: &[Confs],
@@ -240,7 +238,7 @@ pub fn tls_servers(
         builder.add_service(ServiceSpec::per_process(name, Stapling { staples, managed }), first.span)?;
     }
     for (address, virtual_servers) in addresses.iter().zip(virtual_servers).filter(|(address, _)| address.ssl) {
-        // What the default server has is for those that have none, unless that only refuses.
+        // Servers without certificates use the default server's, unless that only rejects handshakes.
         let default = found[virtual_servers.default.0 as usize].0.as_ref();
         let needs = match default {
             None => std::slice::from_ref(&virtual_servers.default),
@@ -255,21 +253,21 @@ pub fn tls_servers(
     Ok(found)
 }
 
-/// Settings of TLS to servers whose files have not been read.
+/// TLS settings for connections to servers, before their files are read.
 pub struct TlsClientDraft {
     /// The settings.
     pub settings: TlsClientSettings,
-    /// What the directives of their module begin with.
+    /// Prefix of the directives of their module.
     pub prefix: &'static str,
-    /// Gets what they come to.
+    /// Receives the result.
     pub client: Arc<OnceLock<Arc<TlsClient>>>,
 }
 
 impl Builder {
-    /// Reads certificates and keys for connections to servers.
+    /// Loads certificates and keys for connections to servers.
     ///
     /// # Errors
-    /// nginx's messages.
+    /// Errors with nginx's messages.
     pub fn load_tls_clients(
         &mut self,
         drafts: Vec<TlsClientDraft>,
