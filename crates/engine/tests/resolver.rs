@@ -1,4 +1,4 @@
-//! The resolver against name servers on the same loop, over real sockets and in virtual time.
+//! The resolver against name servers on the same loop, over real sockets in virtual time.
 
 /// `resolver_io_uring.rs` includes this file for the other driver.
 #[allow(dead_code)]
@@ -31,8 +31,8 @@ fn run<T>(main: impl Future<Output = T>) -> T {
     EventLoop::new(options).unwrap().run(main)
 }
 
-/// A free port of an address that no other program has: UDP and TCP take their ports independently, and a server wants
-/// the same of both. (All of 127.0.0.0/8 is this machine; 127.64.0.0/10 has room for every process number.)
+/// A free port of an address unique to this process: UDP and TCP assign ports independently, and a server needs the
+/// same one for both. (127.0.0.0/8 is local; 127.64.0.0/10 has room for every process ID.)
 fn any_port() -> SocketAddress {
     let [_, b, c, d] = std::process::id().to_be_bytes();
     SocketAddress::Inet(SocketAddr::from(([127, 64 | b, c, d], 0)))
@@ -42,12 +42,12 @@ fn name(text: &str) -> Name<Vec<u8>> {
     text.parse().unwrap()
 }
 
-/// A query as a server sees it.
+/// A query received by a server.
 struct Query {
     bytes: Vec<u8>,
     name: String,
     kind: Rtype,
-    /// Where it came from.
+    /// Address of the sender.
     from: SocketAddress,
 }
 
@@ -60,7 +60,7 @@ impl Query {
         Query { bytes: bytes.to_vec(), name, kind, from }
     }
 
-    /// An answer to be filled.
+    /// An empty answer.
     fn answer(&self) -> AnswerBuilder<Vec<u8>> {
         let message = Message::from_octets(&self.bytes).unwrap();
         MessageBuilder::new_vec().start_answer(&message, Rcode::NOERROR).unwrap()
@@ -71,7 +71,7 @@ impl Query {
         MessageBuilder::new_vec().start_answer(&message, code).unwrap().finish()
     }
 
-    /// An answer with an address for A, and none for anything else.
+    /// An answer with an address for A, and an empty one for other types.
     fn address(&self, address: [u8; 4], ttl: u32) -> Vec<u8> {
         let mut answer = self.answer();
         if self.kind == Rtype::A {
@@ -120,7 +120,7 @@ impl Server {
                 let query = Query::parse(&bytes[..length], from);
                 queries.borrow_mut().push((query.name.clone(), query.kind));
                 for datagram in answer(&query) {
-                    // Whoever asked may have gone.
+                    // The sender may be gone.
                     let _ = socket.send_to(&datagram, &query.from);
                 }
             }
@@ -128,7 +128,7 @@ impl Server {
         server
     }
 
-    /// Answers over TCP, too, at the same port.
+    /// Also answers over TCP, at the same port.
     fn and_tcp(self, answer: impl Fn(&Query) -> Vec<u8> + 'static) -> Server {
         let listener = Listener::bind(&self.address.into(), 16, AcceptOptions::default()).unwrap();
         spawn(async move {
@@ -138,14 +138,14 @@ impl Server {
                     assert_ne!(stream.recv(&mut input, 512).await.unwrap(), 0);
                 }
                 let answer = answer(&Query::parse(&input.readable()[2..], from));
-                // In two pieces, as TCP may.
+                // In two pieces, as TCP may deliver it.
                 let mut output = Output::new();
                 output.append(&(answer.len() as u16).to_be_bytes()).unwrap();
                 output.append(&answer[..answer.len() / 2]).unwrap();
                 stream.send_all(&mut output).await.unwrap();
                 yield_now().await;
                 output.append(&answer[answer.len() / 2..]).unwrap();
-                // A client that is content with less may have gone.
+                // A client that needs no more may be gone.
                 let _ = stream.send_all(&mut output).await;
             }
         });
@@ -161,7 +161,7 @@ fn length_of(bytes: &[u8]) -> u16 {
     u16::from_be_bytes([bytes[0], bytes[1]])
 }
 
-/// A server whose names all have one address for an hour.
+/// A server with one address for all names, valid for an hour.
 fn plain() -> Server {
     Server::start(|query| vec![query.address([192, 0, 2, 1], HOUR)])
 }
@@ -293,7 +293,7 @@ fn a_name_that_is_not_there_is_forgotten_as_soon_as_the_zone_says() {
             vec![authority.finish()]
         });
         let resolver = resolver(&[&server]);
-        // For how many seconds it is not asked for again.
+        // Seconds for which it is not asked for again.
         for (name, kept) in [("a.example", 0), ("soa5.example", 5), ("soa300.example", 10)] {
             assert_eq!(addresses(&resolver, name).await, Err(ResolveError::NotFound));
             if kept > 0 {
@@ -346,7 +346,7 @@ fn a_server_that_says_nothing_gives_way_to_the_next_one() {
         assert_eq!(addresses(&resolver, "a.example").await, found("192.0.2.1"));
         assert_eq!(now().since(begin).as_secs(), 5);
         assert_eq!((silent.query_count(), server.query_count()), (2, 2));
-        // The next name begins with the next server.
+        // The next lookup begins with the next server.
         assert_eq!(addresses(&resolver, "b.example").await, found("192.0.2.1"));
         assert_eq!(silent.query_count(), 2);
     });
@@ -366,7 +366,7 @@ fn only_what_has_not_been_answered_is_asked_again() {
     });
 }
 
-/// An address where nobody answers, and the kernel says so.
+/// An address without a server, for which the kernel reports an error.
 fn absent() -> SocketAddr {
     Datagram::bind(&any_port()).unwrap().local_address().unwrap().inet().unwrap()
 }
@@ -409,7 +409,7 @@ fn who_has_waited_long_enough_is_told() {
         let result = resolver.resolve(b"a.example", Duration::from_secs(12)).await;
         assert_eq!(result.unwrap_err().to_string(), "110: Operation timed out");
         assert_eq!(now().since(begin).as_secs(), 12);
-        // At 0, 5 and 10 seconds; and nobody goes on when nobody wants to know.
+        // At 0, 5 and 10 seconds; the lookup stops when nothing waits for it.
         sleep(Duration::from_secs(60)).await;
         assert_eq!(server.query_count(), 6);
     });
@@ -433,7 +433,7 @@ fn what_does_not_fit_comes_over_tcp() {
         });
         let resolver = resolver(&[&server]);
         let resolved = resolver.resolve(b"a.example", LONG).await.unwrap();
-        // A bound on what a name takes; as many as anybody uses.
+        // Bounds a name's size in the cache; more are not needed.
         assert_eq!(resolved.found.len(), 64);
     });
 }
@@ -467,18 +467,18 @@ fn forged_answers_are_ignored() {
                 other_owner.push((name(&query.name), HOUR, a([192, 0, 2, 1]))).unwrap();
             }
             vec![
-                // Another number.
+                // Wrong ID.
                 forged(&|bytes| bytes[0] ^= 1),
                 // A query.
                 forged(&|bytes| bytes[2] &= 0x7f),
-                // Another question: its first letter, its type, its class.
+                // Wrong question: first letter, type, class.
                 forged(&|bytes| bytes[13] = b'z'),
                 forged(&|bytes| bytes[12 + 11 + 1] ^= 2),
                 forged(&|bytes| bytes[12 + 11 + 3] ^= 2),
                 // No question, and two.
                 forged(&|bytes| bytes[5] = 0),
                 forged(&|bytes| bytes[5] = 2),
-                // And the true one, with something that was not asked for.
+                // The genuine one, with an additional unrelated record.
                 other_owner.finish(),
             ]
         });
@@ -521,7 +521,7 @@ fn each_query_has_a_port_and_a_number_of_its_own() {
             numbers.dedup();
             numbers.len()
         };
-        // By chance two of twenty may be the same, but not many.
+        // Two of twenty may collide by chance, but not many.
         assert!(distinct(|seen| seen.0) > 15 && distinct(|seen| seen.1) > 15);
     });
 }
@@ -532,7 +532,7 @@ fn under_a_flood_of_forged_answers_tcp_decides() {
         let server = Server::start(|query| {
             let mut forged = query.address([203, 0, 113, 66], HOUR);
             forged[0] ^= 1;
-            // Then, had somebody guessed right, it is too late.
+            // Even a correct guess comes too late then.
             let mut datagrams = vec![forged; 40];
             datagrams.push(query.address([203, 0, 113, 66], HOUR));
             datagrams
@@ -552,11 +552,11 @@ fn garbage_is_ignored_and_the_question_asked_again() {
             if count.get() > 2 {
                 return vec![query.address([192, 0, 2, 1], HOUR)];
             }
-            // A formal error, nothing, zeros, ones.
+            // A format error, nothing, zeros, ones.
             let mut datagrams = vec![query.error(Rcode::FORMERR), Vec::new(), vec![0; 100], vec![0xff; 100]];
             if query.kind == Rtype::A {
                 let good = query.address([192, 0, 2, 66], HOUR);
-                // Cut off; an owner that points at itself; an address of three bytes.
+                // Truncated; an owner that points at itself; an address of three bytes.
                 datagrams.push(good[..good.len() - 1].to_vec());
                 let owner = query.bytes.len();
                 let mut circle = good.clone();
@@ -616,7 +616,7 @@ fn aliases_without_end_are_given_up() {
         let circle = resolver_with(&[&server], |settings| settings.ipv6 = false);
         assert_eq!(addresses(&circle, "a").await, Err(ResolveError::NotFound));
         assert_eq!(server.query_count(), 2);
-        // Too many in one answer, and a circle in one: there is no such name either.
+        // Too many in one answer, and a cycle in one: both count as no such name.
         let server = Server::start(|query| {
             let mut answer = query.answer();
             let count = if query.name == "n0" { 100 } else { 2 };

@@ -1,5 +1,5 @@
-//! Spill queues: what passes through them in memory and through the file, when the writer has to wait, and what a full,
-//! hanging or refusing disk does to both ends.
+//! Spill queues: data passed through memory and through the file, waits of the writer, and the effects of a full,
+//! hanging or refusing disk on both ends.
 
 #[path = "../../../tests/shared/scratch.rs"]
 mod scratch;
@@ -17,7 +17,7 @@ use gale_runtime::simulation::{Faults, Random, Simulation, each_seed};
 use gale_runtime::{Bytes, Device, EventLoop, Lease, LoopOptions, ThreadPool, leased_bytes, sleep, spawn, yield_now};
 use scratch::Scratch;
 
-/// How much may wait to be in the file.
+/// Most bytes waiting to be in the file.
 const QUEUED_BYTES_MAX: usize = 128 * 1024;
 
 /// Default number of seeds.
@@ -26,12 +26,12 @@ const SEEDS: u64 = 100;
 const MEMORY_MAX: usize = 64 * 1024;
 const PIECE: usize = 8 * 1024;
 
-/// Runs `main` in a simulated world in which these things go wrong.
+/// Runs `main` in a simulation with these faults.
 fn run<T>(simulation: &Simulation, main: impl Future<Output = T>) -> T {
     EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(main)
 }
 
-/// The same in one where nothing does.
+/// Runs `main` in a simulation without faults.
 fn run_without_faults<T>(main: impl Future<Output = T>) -> T {
     run(&Simulation::new(1, Faults::NONE), main)
 }
@@ -41,7 +41,7 @@ fn options(directory: &Scratch, file_max: u64) -> SpillOptions {
     SpillOptions { memory_max: MEMORY_MAX, file_max, place, pool: None }
 }
 
-/// The bytes that pass from this offset on: each says where it is.
+/// The bytes from this offset on; each depends on its offset.
 fn content(offset: usize, length: usize) -> Vec<u8> {
     (offset as u32..(offset + length) as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
@@ -58,14 +58,14 @@ async fn is_ready(queue: &mut SpillQueue) -> bool {
     poll_fn(|cx| Poll::Ready(queue.poll_ready(cx).is_ready())).await
 }
 
-/// Lets the disk do what it can.
+/// Gives the disk time to finish.
 async fn settle() {
     for _ in 0..50 {
         sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Appends until there is no room, wherever that is. Returns the length of all that was appended by now.
+/// Appends until there is no room in memory or file. Returns the total length appended.
 async fn fill(queue: &mut SpillQueue, mut length: usize) -> usize {
     loop {
         while is_ready(queue).await {
@@ -93,14 +93,14 @@ async fn bytes_of(item: SpillItem) -> Vec<u8> {
                 offset += bytes.len() as u64;
                 content.extend_from_slice(&bytes);
             }
-            // A pool refuses now and then.
+            // A pool occasionally refuses.
             Err(_) => sleep(Duration::from_millis(1)).await,
         }
     }
     content
 }
 
-/// Reads an item and checks it. Returns where the next one begins.
+/// Reads an item and checks it. Returns the offset of the next one.
 async fn read_one(reader: &mut SpillReader, offset: usize) -> usize {
     let item = reader.next().await.unwrap().expect("there is more");
     let bytes = bytes_of(item).await;
@@ -108,7 +108,7 @@ async fn read_one(reader: &mut SpillReader, offset: usize) -> usize {
     offset + bytes.len()
 }
 
-/// Reads to the end. Returns where that is, and why there is no more.
+/// Reads to the end. Returns its offset, and the error that ended it, if any.
 async fn read_rest(mut reader: SpillReader, mut offset: usize) -> (usize, Option<SpoolError>) {
     loop {
         match reader.next().await {
@@ -309,7 +309,7 @@ fn full_disk_loses_nothing_is_told_once_and_leaves_memory_alone() {
         assert!(queue.take_failure().is_none());
         let stored = queue.file_bytes();
         assert!(stored >= 300_000 && queue.memory_bytes() <= MEMORY_MAX + QUEUED_BYTES_MAX);
-        // The file is left as it is, even when the disk has room again.
+        // The file stays unused, even when the disk has room again.
         simulation.set_faults(Faults::NONE);
         let mut read = 0;
         for _ in 0..100 {
@@ -451,7 +451,7 @@ fn reader_gets_all_that_was_appended_whatever_goes_wrong() {
                 let mut pending: Vec<(usize, SpillItem)> = Vec::new();
                 loop {
                     let item = reader.next().await;
-                    // Others read what they got in their own time.
+                    // Others read their items later.
                     match item {
                         Ok(Some(item)) => {
                             let begin = offset;
@@ -511,7 +511,7 @@ fn reader_gets_all_that_was_appended_whatever_goes_wrong() {
     assert!(is_a_sample || counts.0 > 0 && counts.1 > 0 && counts.2 > 0, "{counts:?}");
 }
 
-/// The loop may lease so much; half of it may wait for files.
+/// Limit of the loop's leases; half of it may wait for files.
 const LEASED_MAX: usize = 4 << 20;
 
 fn run_with_little_memory<T>(main: impl Future<Output = T>) -> T {
@@ -540,9 +540,9 @@ fn queues_of_a_loop_hold_a_bounded_backlog_for_a_disk_that_hangs() {
         let waiting: usize = queues.iter().map(|(queue, _)| queue.memory_bytes()).sum();
         let own = queues.len() * (4096 + PIECE);
         assert!(waiting <= LEASED_MAX / 2 + own && waiting >= LEASED_MAX / 2, "{waiting}");
-        // Each has its own memory, though the first have all of the backlog.
+        // Each has its own memory, although the first ones have used up the backlog.
         assert!(lengths.iter().all(|&length| length >= 4096), "{lengths:?}");
-        // When the disk goes on, so do all of them.
+        // When the disk continues, all of them do.
         drop(held);
         for ((queue, _), length) in queues.iter_mut().zip(&mut lengths) {
             for _ in 0..20 {
@@ -563,7 +563,7 @@ fn small_surplus_of_many_queues_is_written_when_the_backlog_is_full() {
     let directory = Scratch::new();
     run_with_little_memory(async {
         let options = SpillOptions { memory_max: 4096, ..options(&directory, u64::MAX) };
-        // Of each some waits that is too little for a write.
+        // Each has too few waiting bytes for a write.
         let mut queues: Vec<_> = (0..300).map(|_| SpillQueue::new(options.clone())).collect();
         for (queue, _) in &mut queues {
             for at in 0..2 {

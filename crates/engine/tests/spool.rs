@@ -1,5 +1,5 @@
-//! Spools: what their readers get while they are written to, what a slow, full or refusing disk does to both ends, and
-//! what is left when they go.
+//! Spools: data that readers get during the writing, effects of a slow, full or refusing disk on both ends, and
+//! cleanup.
 
 /// `spool_io_uring.rs` includes this file for the other driver.
 #[allow(dead_code)]
@@ -27,7 +27,7 @@ use gale_runtime::{
 };
 use scratch::Scratch;
 
-/// How much may wait to be in the file.
+/// Most bytes waiting to be in the file.
 const QUEUED_BYTES_MAX: usize = 128 * 1024;
 
 /// Default number of seeds.
@@ -39,7 +39,7 @@ fn run<T>(main: impl Future<Output = T>) -> T {
     EventLoop::new(options).unwrap().run(main)
 }
 
-/// Runs `main` in a simulated world in which these things go wrong.
+/// Runs `main` in this simulation.
 fn run_simulated<T>(simulation: &Simulation, main: impl Future<Output = T>) -> T {
     EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(main)
 }
@@ -48,7 +48,7 @@ fn in_directory(directory: &Scratch) -> TempPath {
     TempPath { path: directory.path().into(), levels: [1, 2].as_slice().into() }
 }
 
-/// With so much memory, and the rest in a file without a name.
+/// Options with this much memory, and the rest in a file without a name.
 fn options(directory: &Scratch, memory_max: usize) -> SpoolOptions {
     let place = SpoolPath::Unnamed(in_directory(directory));
     SpoolOptions { memory_max, length_max: None, place, pool: None }
@@ -58,7 +58,7 @@ fn named(directory: &Scratch, memory_max: usize) -> SpoolOptions {
     SpoolOptions { place: SpoolPath::Named(in_directory(directory)), ..options(directory, memory_max) }
 }
 
-/// Every file in or below a directory.
+/// All files in or below a directory.
 fn files_below(directory: &Scratch) -> Vec<PathBuf> {
     let (mut files, mut directories) = (Vec::new(), vec![directory.path().to_owned()]);
     while let Some(directory) = directories.pop() {
@@ -78,7 +78,7 @@ fn lease(content: &[u8]) -> Bytes {
     Lease::copy_of(content).unwrap().freeze()
 }
 
-/// A pool with one thread, which does nothing until the sender is dropped.
+/// A pool whose only thread is blocked until the sender is dropped.
 fn held_pool() -> (ThreadPool, Sender<()>) {
     let pool = ThreadPool::new("held", 1, 10);
     let (sender, receiver) = std::sync::mpsc::channel::<()>();
@@ -90,7 +90,7 @@ async fn is_ready(spool: &mut Spool) -> bool {
     poll_fn(|cx| Poll::Ready(spool.poll_ready(cx).is_ready())).await
 }
 
-/// Appends all of it when there is room, by turns as it is and as a copy.
+/// Appends all bytes when there is room, alternately without and with copying.
 async fn write(spool: &mut Spool, content: &[u8], piece_bytes: usize) -> Result<(), SpoolError> {
     for (number, piece) in content.chunks(piece_bytes).enumerate() {
         spool.ready().await?;
@@ -104,7 +104,7 @@ async fn write(spool: &mut Spool, content: &[u8], piece_bytes: usize) -> Result<
     Ok(())
 }
 
-/// All that a reader gets, in pieces of this length at most, and why there is no more.
+/// Reads everything in pieces of at most this length. Returns the error that ended it, if any.
 async fn read_all(mut reader: SpoolReader, length: usize) -> (Vec<u8>, Option<SpoolError>) {
     let mut content = Vec::new();
     loop {
@@ -119,7 +119,7 @@ async fn read_all(mut reader: SpoolReader, length: usize) -> (Vec<u8>, Option<Sp
     }
 }
 
-/// Starts a task whose result can be waited for.
+/// Spawns a task and returns a future of its result.
 fn spawn_with_result<T: 'static>(work: impl Future<Output = T> + 'static) -> impl Future<Output = T> {
     let shared = Rc::new((RefCell::new(None), Notify::new()));
     let own = Rc::clone(&shared);
@@ -134,7 +134,7 @@ fn spawn_with_result<T: 'static>(work: impl Future<Output = T> + 'static) -> imp
     }
 }
 
-/// What is there now, without waiting.
+/// Polls a read once.
 async fn read_now(reader: &mut SpoolReader, length: usize) -> Poll<Result<Option<Bytes>, SpoolError>> {
     poll_fn(|cx| Poll::Ready(reader.poll_read(cx, length))).await
 }
@@ -260,7 +260,7 @@ fn slow_disk_holds_up_the_writer_and_no_reader() {
         }
         assert_eq!(spool.queued_bytes(), written - 20_000);
         assert!((QUEUED_BYTES_MAX..QUEUED_BYTES_MAX + 10_000).contains(&spool.queued_bytes()));
-        // 20,000 bytes are two chunks, which are one and another.
+        // 20,000 bytes are copied in two chunks.
         assert!(leased_bytes() <= 2 * 16 * 1024 + QUEUED_BYTES_MAX + 16 * 1024, "{}", leased_bytes());
         assert!(spool.path().is_none(), "nothing was even opened");
         assert!(read_all(spool.read(..written as u64), 7000).await.0 == content[..written], "it is in memory");
@@ -343,7 +343,7 @@ fn directory_that_cannot_be_made_is_told() {
 #[test]
 fn pool_that_has_no_room_for_seconds_is_told() {
     let directory = Scratch::new();
-    // Not in virtual time, which stands still while a thread has something to do.
+    // In real time: virtual time stands still while a thread has work.
     let options_of_loop = LoopOptions { driver: crate::DRIVER, ..LoopOptions::default() };
     EventLoop::new(options_of_loop).unwrap().run(async {
         let pool = ThreadPool::new("busy", 1, 0);
@@ -357,7 +357,7 @@ fn pool_that_has_no_room_for_seconds_is_told() {
     });
 }
 
-/// A piece that panics when it goes.
+/// A piece that panics on drop.
 struct Panics(Vec<u8>);
 
 impl AsRef<[u8]> for Panics {
@@ -406,7 +406,7 @@ fn spool_takes_no_more_than_it_may_and_readers_get_what_it_took() {
 fn spool_that_gets_no_memory_ends_and_leaves_none() {
     let directory = Scratch::new();
     run(async {
-        // A quarter more is given out: 60 KiB, before the queue is full.
+        // The hard limit is a quarter higher: 60 KiB, reached before the queue is full.
         set_leased_bytes_max(48 * 1024);
         let mut spool = Spool::new(options(&directory, 10_000));
         assert!(matches!(spool.append_copy(&pattern(100_000)), Err(SpoolError::NoMemory)));
@@ -442,7 +442,7 @@ fn writer_that_breaks_off_is_told_to_readers_behind_what_there_is() {
         }
     });
     assert!(pool.stop(Duration::from_secs(60)), "all tasks are done");
-    // A write that was in flight had its pieces until it was done.
+    // A write in flight held its pieces until it was done.
     assert_eq!(leased_bytes(), 0);
 }
 
@@ -457,7 +457,7 @@ fn spool_that_goes_in_the_middle_leaves_neither_memory_nor_file() {
                 write(&mut spool, &pattern(length), 10_000).await.unwrap();
                 let mut reader = spool.read(..);
                 reader.read(10_000).await.unwrap();
-                // The file is being created, or a write is in flight, or nothing is.
+                // The file is being created, or a write is in flight, or neither.
                 for _ in 0..turns {
                     yield_now().await;
                 }
@@ -468,7 +468,7 @@ fn spool_that_goes_in_the_middle_leaves_neither_memory_nor_file() {
     });
     assert!(pool.stop(Duration::from_secs(60)), "all tasks are done");
     assert!(files_below(&directory).is_empty());
-    // A write that was in flight had its pieces until it was done.
+    // A write in flight held its pieces until it was done.
     assert_eq!(leased_bytes(), 0);
 }
 
@@ -547,7 +547,7 @@ fn file_that_is_asked_for_is_there_even_for_nothing() {
     });
 }
 
-/// What a reader has got in a world in which things go wrong; what a pool refuses to read is asked for again.
+/// Reads everything in a simulation with faults; refused reads are retried.
 async fn follow(reader: SpoolReader, random: Random) -> (u64, Vec<u8>, Option<SpoolError>) {
     let (mut reader, mut read) = (reader, Vec::new());
     let mut begin = reader.offset();
@@ -599,7 +599,7 @@ fn readers_get_all_that_was_appended_whatever_goes_wrong() {
             let is_open = !matches!(poll_fn(|cx| Poll::Ready(spool.poll_ready(cx))).await, Poll::Ready(Err(_)));
             let is_whole = is_open && appended == content.len();
             if is_whole {
-                // What was not stored can be read to its end all the same.
+                // Unstored bytes can still be read to the end.
                 result = spool.finish().await.map(drop);
             } else {
                 drop(spool);
