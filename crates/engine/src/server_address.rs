@@ -31,7 +31,6 @@ impl HostAddresses {
         self.0.get().map_or(&[], |addresses| addresses)
     }
 
-    /// Sets the addresses, once.
     pub(crate) fn set(&self, addresses: Vec<IpAddr>) {
         // The first and only call.
         drop(self.0.set(addresses));

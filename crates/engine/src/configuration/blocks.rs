@@ -35,7 +35,6 @@ pub trait BlockDraft {
 /// Completes a block after the whole text was read. The builder still has the block, so defaults can be added to it.
 pub type Complete = fn(&mut Builder, &mut dyn Resources) -> Result<Box<dyn BlockDraft>, Diagnostic>;
 
-/// A block in the text.
 pub(super) struct OpenBlock {
     pub builder: Box<dyn BlockBuilder>,
     pub complete: Complete,

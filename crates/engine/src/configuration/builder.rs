@@ -567,7 +567,6 @@ impl Builder {
     }
 }
 
-/// Opens the sockets of all blocks together.
 fn open_blocks(
     drafts: Vec<Box<dyn BlockDraft>>,
     resources: &mut dyn Resources,
@@ -590,8 +589,8 @@ fn open_blocks(
     Ok(drafts.map(|(draft, listens)| draft.finish(listeners.by_ref().take(listens.len()).collect())).collect())
 }
 
-/// Default account of a worker process started by root: the user nobody and its group, which has one of two names, as
-/// in nginx's build.
+/// Default account of a worker process started by root: user `nobody`, with its group, which has one of two names, as
+/// when nginx is built.
 fn default_account(resources: &mut dyn Resources) -> Result<Option<Account>, ResourceError> {
     resources.account("nobody", None).or_else(|_| resources.account("nobody", Some("nogroup")))
 }

@@ -9,7 +9,6 @@ use gale_process::{DataMapping, Resources};
 /// Receives the contents of a file or an error; returns a fault of the contents.
 type Take = Box<dyn FnOnce(io::Result<DataMapping>) -> Result<(), Diagnostic>>;
 
-/// Requested files.
 #[derive(Default)]
 pub(super) struct DataFiles(Vec<(PathBuf, Take)>);
 

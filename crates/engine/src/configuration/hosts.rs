@@ -11,7 +11,6 @@ pub(super) struct Hosts(Vec<Wanted>);
 
 struct Wanted {
     host: String,
-    /// The word in the directive.
     word: Word,
     directive: &'static str,
     addresses: HostAddresses,

@@ -11,7 +11,6 @@ use crate::server_address::ServerAddress;
 /// Kind of the counters of name servers, by zone name.
 pub const RESOLVERS: &str = "resolver";
 
-/// Default port of name servers.
 const PORT_DEFAULT: u16 = 53;
 
 impl ResolverSettings {

@@ -94,7 +94,6 @@ struct Completion<'b> {
     rows: Vec<Vec<&'static Directive>>,
     /// `true` if a module belongs to the protocol.
     has_part: fn(&Module) -> bool,
-    /// Completed scopes.
     scopes: Vec<Confs>,
     /// Settings of modules without directives in a child, by parent. They depend on the parent only and are shared.
     of_silent: Vec<Confs>,

@@ -120,7 +120,6 @@ impl ConnectionInfo {
         }
     }
 
-    /// Stores the PROXY protocol header.
     fn set_proxied(&self, header: Box<ProxyHeader>) {
         // Set once.
         let _ = self.asked().proxied.set(header);

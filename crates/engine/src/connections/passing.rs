@@ -87,7 +87,6 @@ pub fn pass_connection(
     Ok(())
 }
 
-/// The protocol that serves an address.
 fn receiver_of(worker: &Worker, address: &ListenAddress) -> Option<(Rc<ListenAddress>, Rc<dyn ProtocolWorker>)> {
     let found = worker.with_note(|all: &mut Receivers| {
         let exact = all.receivers.iter().find(|receiver| *receiver.address == *address);

@@ -29,7 +29,6 @@ pub struct ConnectionTable<C> {
     waiting_for_end: RefCell<Vec<Waker>>,
 }
 
-/// An entry of the table.
 struct Entry<C> {
     task: Option<TaskId>,
     connection: Weak<C>,
@@ -158,7 +157,6 @@ impl<C: Connection> ConnectionTable<C> {
         entries.iter().filter_map(|(_, entry)| entry.connection.upgrade()?.may_close_at()).min()
     }
 
-    /// Closes idle connections that may be closed now.
     fn close_idle(&self) {
         let now = gale_runtime::now();
         self.close_some(|connection, is_awake| !is_awake && connection.may_close_at().is_some_and(|time| time <= now));
@@ -177,7 +175,6 @@ impl<C: Connection> ConnectionTable<C> {
         self.waiting_for_end.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Calls `act` with a view of the connections.
     fn with_slots<T>(&self, act: impl FnOnce(&ConnectionSlots<'_>) -> T) -> T {
         let entries = self.entries.borrow();
         let may_close_at = |place: usize| entries.get(place).and_then(Entry::may_close_at);

@@ -41,8 +41,8 @@ pub trait Describe {
 pub trait About {
     /// The text form.
     ///
+    /// # Errors
     /// Errors of the formatter.
-    /// Those of the formatter.
     fn append_text(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result;
 
     /// Appends the fields of a JSON line.

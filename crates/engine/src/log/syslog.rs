@@ -24,7 +24,6 @@ use super::writer::{LogWriter, Writers};
 use crate::server_address::ServerAddress;
 use gale_base::log_level::Level;
 
-/// Default port.
 const PORT_DEFAULT: u16 = 514;
 
 /// Default port over TLS. (RFC 5425 §4.1)
@@ -288,7 +287,6 @@ impl Syslog {
 /// Length of the prefix of each message in a batch.
 pub(super) const LENGTH_BYTES: usize = 4;
 
-/// The messages of a batch.
 pub(super) fn records(mut batch: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (length, rest) = batch.split_first_chunk::<LENGTH_BYTES>()?;

@@ -49,8 +49,8 @@ pub trait Secure: Send + Sync {
 
 /// A connection to a server.
 pub trait Channel: Send {
-    /// Sends all of it.
     /// Sends all bytes.
+    ///
     /// # Errors
     /// Errors of the connection.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;

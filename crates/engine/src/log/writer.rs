@@ -457,7 +457,6 @@ static STDERR: OnceLock<WriterThread> = OnceLock::new();
 static SYSLOG: OnceLock<WriterThread> = OnceLock::new();
 
 impl Output {
-    /// Descriptor to write to.
     fn descriptor(&self) -> BorrowedFd<'_> {
         match self {
             Output::File(file) => file.as_fd(),
@@ -466,7 +465,6 @@ impl Output {
         }
     }
 
-    /// Thread that writes to it.
     fn thread(&self) -> &'static WriterThread {
         match self {
             Output::File(_) => WriterThread::get(&FILES, "log"),

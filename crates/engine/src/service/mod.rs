@@ -195,7 +195,6 @@ impl ServiceSpec {
         }
     }
 
-    /// Opens the resources of the service.
     pub(crate) fn open(self, resources: &mut dyn Resources) -> Result<Arc<ConfiguredService>, ResourceError> {
         let lock = self.lock_path().map(|path| resources.lock_file(path)).transpose()?;
         Ok(Arc::new(ConfiguredService { spec: self, lock }))

@@ -31,7 +31,6 @@ pub(super) const QUEUED_BYTES_MAX: usize = 128 * 1024;
 // Gathered bytes are not written yet, so they must not fill the queue alone.
 const _: () = assert!(WRITE_BYTES_MIN + CHUNK_BYTES <= QUEUED_BYTES_MAX);
 
-/// State of the source.
 pub(super) enum Source {
     Open,
     Whole,
@@ -88,7 +87,6 @@ impl Pieces {
     }
 }
 
-/// The file of a spool.
 struct SpoolFile {
     /// `None` while it is being finished and there can be no reader.
     file: Option<File>,
@@ -516,7 +514,6 @@ impl State {
         }
     }
 
-    /// Appends a piece.
     fn push(&mut self, piece: Bytes) {
         let begin = self.length;
         self.length += piece.len() as u64;

@@ -188,7 +188,6 @@ fn address(octets: &[u8]) -> Option<IpAddr> {
     four.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from)).ok()
 }
 
-/// A certificate in PEM.
 pub(super) fn pem_of(der: &[u8]) -> String {
     let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
     // A line is 64 digits.

@@ -55,7 +55,6 @@ struct Named {
 }
 
 impl TlsClient {
-    /// Creates a connection to the server of this name.
     pub(super) fn connection(&self, name: &[u8]) -> Result<UnbufferedClientConnection, TlsFailure> {
         let text = name.to_str().unwrap_or_default();
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);

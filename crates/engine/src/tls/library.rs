@@ -13,7 +13,6 @@ use smallvec::SmallVec;
 use super::failure::TlsFailure;
 use super::stream::{BATCH_RECORDS, Record, Standing};
 
-/// Connection of the library.
 pub(super) enum Library {
     /// Gale is the server.
     Server(UnbufferedServerConnection),

@@ -336,8 +336,8 @@ fn key_part(text: &[u8]) -> Result<String, String> {
 /// Writes a file that only its owner may read. The write is atomic: readers see the earlier contents or the new ones,
 /// also after a crash.
 ///
+/// # Errors
 /// Errors of the file system; the earlier file is unchanged.
-/// The file system's. The earlier file is as it was.
 pub fn write_atomically(path: &Path, contents: &[u8]) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");

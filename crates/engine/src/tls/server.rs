@@ -128,7 +128,6 @@ impl TlsServer {
         self.record_bytes
     }
 
-    /// Rules for client certificates.
     pub(super) fn client_rules(&self) -> &ClientRules {
         &self.client_rules
     }
@@ -532,7 +531,6 @@ fn commanded(settings: &TlsSettings, notes: &mut Vec<Diagnostic>) -> Result<Comm
     Ok(commanded)
 }
 
-/// Reads a password file.
 pub(super) fn read_passwords(word: &Word, resources: &mut dyn Resources) -> Result<Passwords, Diagnostic> {
     let wrong = |message: String| Diagnostic::emerg(message).at(word.span);
     let path = word.text.to_path().map_err(|error| wrong(error.to_string()))?;
@@ -724,7 +722,6 @@ fn identity_of<'c>(certificates: impl Iterator<Item = &'c [u8]>, rules: &'c Clie
     identity
 }
 
-/// Settings of session resumption.
 struct SessionSettings {
     store: Option<SessionStore>,
     lifetime: u32,

@@ -118,7 +118,6 @@ impl TlsSettings {
     }
 }
 
-/// `true` if a text has variables.
 fn has_variables(word: &Word) -> bool {
     word.text.contains(&b'$')
 }

@@ -61,7 +61,6 @@ impl HealthPlan {
         HealthPlan { checks, serial: SERIALS.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
-    /// Bits of its checks.
     fn bits(&self) -> u64 {
         u64::MAX.checked_shr((CHECKS_MAX - self.checks.len()) as u32).unwrap_or(0)
     }

@@ -192,7 +192,6 @@ impl Group {
         Arc::clone(&view.0.lock())
     }
 
-    /// Current number of peers.
     fn peer_count(&self) -> usize {
         let view = self.view_of(0);
         view.peers.primary.peers.len() + view.peers.backup.peers.len()
@@ -243,7 +242,6 @@ impl Group {
 }
 
 impl Common {
-    /// Builds the peers of these servers.
     fn list(&self, plan: &Plan, servers: &[GroupServer], findings: &Findings) -> Peers {
         let peers = plan.list(servers, findings, &self.state, self.workers);
         if self.ejects {

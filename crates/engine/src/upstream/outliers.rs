@@ -240,7 +240,6 @@ impl OutlierWatch {
     }
 }
 
-/// Ejection of a peer.
 #[derive(Debug, Default)]
 pub(super) struct Ejection {
     /// End, in nanoseconds of the loops' clock.

@@ -92,7 +92,6 @@ pub(super) fn address_name(address: &SocketAddress) -> Arc<str> {
     }
 }
 
-/// State of a peer.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct PeerState {
@@ -134,7 +133,6 @@ pub(super) struct PeerState {
 /// Failures of a peer; rare, so all workers write here.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    /// Failed attempts.
     attempts: AtomicU64,
     /// Times that failures have put it down.
     downs: AtomicU64,

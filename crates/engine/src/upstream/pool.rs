@@ -265,7 +265,6 @@ impl Pool {
         self.streams.is_same(&other.streams)
     }
 
-    /// Permits of the pool.
     pub(super) fn permits(&self) -> &IdlePermits {
         &self.permits
     }

@@ -36,7 +36,6 @@ impl QueueSettings {
 #[derive(Debug)]
 pub(super) struct Queue {
     settings: QueueSettings,
-    /// Waiting requests.
     waiting: AtomicUsize,
     /// Waiting requests to wake, in order. Those that have left are skipped.
     waiters: Mutex<VecDeque<oneshot::Sender<()>>>,
@@ -113,7 +112,6 @@ impl Queue {
     }
 }
 
-/// A waiting request.
 struct QueuedRequest<'q> {
     queue: &'q Queue,
     woken: Option<oneshot::Receiver<()>>,

@@ -46,7 +46,6 @@ pub enum Retry {
     },
 }
 
-/// Retry budget of a group.
 #[derive(Debug)]
 pub(super) struct RetryBudget {
     settings: RetryBudgetSettings,

@@ -13,7 +13,6 @@ use super::plan::{Findings, Found, Plan, ResolvedServer};
 use super::pool::{KeepaliveSettings, Pool};
 use super::servers::KnownServers;
 
-/// State of a group.
 #[derive(Debug, Default)]
 pub(super) struct GroupState {
     /// Peers' states, owned by the lists of peers.

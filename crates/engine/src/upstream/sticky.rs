@@ -100,7 +100,6 @@ pub(super) fn default_session_id(name: &str) -> Arc<str> {
     id.into()
 }
 
-/// The first non-empty value.
 fn first_value<S: Subject>(variables: &[VariableId], subject: &S) -> Option<Vec<u8>> {
     let mut value = Vec::new();
     variables.iter().find(|&&variable| {

@@ -45,7 +45,6 @@ pub(super) struct WarmConnections {
     dispensable: Option<Rc<Dispensable>>,
 }
 
-/// Warm connections of one pool.
 struct WarmPool {
     pool: Pool,
     /// Connections in order of last use.

@@ -79,7 +79,7 @@ impl<S> VariablesDraft<S> {
     /// Completes the table after the whole text was read. `definitions` are those of modules.
     ///
     /// # Errors
-    /// A variable is used but not defined, or defined twice.
+    /// A variable is used but not defined, or defined by both the configuration and a module.
     pub fn complete(
         self,
         definitions: impl Iterator<Item = &'static Variable<S>> + Clone,

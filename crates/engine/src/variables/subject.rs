@@ -63,7 +63,7 @@ pub trait Subject: Sized + 'static {
     /// Replaces the client's address, also for the log. Only the first call has an effect.
     fn set_remote(&self, address: SocketAddress);
 
-    /// The note of this type, shared with its subrequests; empty at first.
+    /// The note of this type, shared with its parts such as subrequests; empty at first.
     fn shared_note<T: Default + 'static>(&self) -> Rc<T>;
 
     /// Keeps `value` until the subject ends. A later value of the same type replaces it.

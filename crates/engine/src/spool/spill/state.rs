@@ -68,7 +68,6 @@ impl Pieces {
         taken
     }
 
-    /// The first `count` bytes.
     fn copy_of(&self, mut count: usize) -> Vec<Bytes> {
         let mut copies = Vec::new();
         for piece in &self.pieces {
@@ -83,7 +82,6 @@ impl Pieces {
     }
 }
 
-/// A write in flight.
 #[derive(Clone, Copy)]
 struct Writing {
     /// `true` if it first empties the file.
