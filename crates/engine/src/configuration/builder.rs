@@ -86,7 +86,7 @@ pub struct Builder {
     /// `true` if connections to servers use addresses that this machine does not have (`proxy_bind … transparent`).
     /// Workers then keep CAP_NET_RAW.
     pub binds_transparently: bool,
-    /// Files and ports that the worker process reaches.
+    /// Files and ports that the worker process needs.
     pub reach: Reach,
     /// Lifetimes of TLS sessions in tickets, in seconds.
     pub ticket_lifetimes: BTreeSet<u32>,

@@ -38,9 +38,9 @@ pub struct MainSettings {
 /// `sandbox auto|on|off [diagnose]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SandboxSettings {
-    /// Its strictness.
+    /// Strictness.
     pub mode: SandboxMode,
-    /// A forbidden system call is named in the error log.
+    /// `true` if forbidden system calls are named in the error log.
     pub diagnoses: bool,
 }
 
@@ -91,10 +91,10 @@ impl MainSettings {
         }
     }
 
-    /// Without what the configuration needs.
+    /// The sandbox, without the files and ports that the configuration needs.
     fn sandbox(&self) -> Sandbox {
         let SandboxSettings { mode, diagnoses } = *self.sandbox.get();
-        // Without a master there is no other process to do what this one must not.
+        // Without a master no other process can do what the sandbox forbids to this one.
         let mode = if *self.master_process.get() { mode } else { SandboxMode::Off };
         Sandbox { mode, diagnoses, ..Sandbox::default() }
     }

@@ -1,7 +1,8 @@
-//! Files and ports that the worker process reaches because of its configuration: the sandbox leaves it nothing else.
+//! Files and ports that the worker process needs because of its configuration, from which the bounds of the sandbox are
+//! made.
 //!
-//! A directive that names a path or an address notes it here, or a module does for each scope. A path with variables
-//! stands for the directory that all of its values lie in.
+//! A directive with a path or an address registers it here, or a module does so for each scope. A path with variables
+//! is registered as the directory that contains all its values.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,11 +11,11 @@ use std::path::{Path, PathBuf};
 use gale_config::Diagnostic;
 use gale_process::{Places, Ports, Sandbox, SandboxMode};
 
-/// See the file's head.
+/// Files and ports that the worker process needs.
 #[derive(Debug, Default)]
 pub struct Reach {
     writable: Bounded<Places>,
-    /// Directories of caches and of temporary files.
+    /// Directories of caches and temporary files.
     kept: Vec<PathBuf>,
     readable: Bounded<Places>,
     ports: Bounded<Ports>,
@@ -27,17 +28,16 @@ struct Bounded<T> {
     unbounded: Vec<String>,
 }
 
-/// A path of the configuration, as far as it is known before there are requests.
+/// The part of a configured path that is known without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownPath<'p> {
-    /// All of it.
+    /// The whole path.
     Whole(&'p [u8]),
     /// The text before the first variable.
     Beginning(&'p [u8]),
 }
 
 impl KnownPath<'_> {
-    /// The known text.
     fn bytes(&self) -> &[u8] {
         match self {
             KnownPath::Whole(path) | KnownPath::Beginning(path) => path,
@@ -46,63 +46,63 @@ impl KnownPath<'_> {
 }
 
 impl Reach {
-    /// A file or a directory is written to, with everything below. `directive` says so.
+    /// Registers a file, or a directory with its contents, for writing. `directive` is named in messages.
     pub fn writes(&mut self, path: KnownPath<'_>, directive: &str) {
         self.writable.add(path, directive);
     }
 
-    /// As [`Reach::writes`], for a path that is no text.
+    /// As [`Reach::writes`], for a [`Path`].
     pub fn writes_below(&mut self, path: &Path) {
         self.writable.reached.add(path);
     }
 
-    /// A directory of a cache, or of temporary files. Whoever empties it may remove it and make it anew.
+    /// Registers a directory of a cache or of temporary files, which may be removed and created again.
     pub fn keeps_in(&mut self, path: &Path) {
         if !self.kept.iter().any(|known| known == path) {
             self.kept.push(path.to_owned());
         }
     }
 
-    /// A file or a directory is read, with everything below. `directive` says so.
+    /// Registers a file, or a directory with its contents, for reading. `directive` is named in messages.
     pub fn reads(&mut self, path: KnownPath<'_>, directive: &str) {
         self.readable.add(path, directive);
     }
 
-    /// As [`Reach::reads`]; a path that is relative begins in this directory.
+    /// As [`Reach::reads`]; a relative path is below this directory.
     pub fn reads_in(&mut self, directory: &Path, path: KnownPath<'_>, directive: &str) {
         let full = directory.join(OsStr::from_bytes(path.bytes()));
         let full = full.as_os_str().as_bytes();
         match path {
             KnownPath::Whole(_) => self.reads(KnownPath::Whole(full), directive),
-            // The variable may say where it begins.
+            // The variable may contain an absolute path.
             KnownPath::Beginning(b"") => self.reads(path, directive),
             KnownPath::Beginning(_) => self.reads(KnownPath::Beginning(full), directive),
         }
     }
 
-    /// As [`Reach::reads_in`] of a certificate or its key, which may be a variable's value itself (`data:$x`).
+    /// As [`Reach::reads_in`], for a certificate or a key, which may also be data (`data:$x`).
     pub fn reads_certificate(&mut self, directory: &Path, path: KnownPath<'_>, directive: &str) {
         if !path.bytes().starts_with(b"data:") {
             self.reads_in(directory, path, directive);
         }
     }
 
-    /// Servers have this TCP port.
+    /// Registers the TCP port of a server.
     pub fn connects(&mut self, port: u16) {
         self.ports.reached.add(port);
     }
 
-    /// Servers of `directive` may have any TCP port.
+    /// Registers that servers of `directive` may have any TCP port.
     pub fn connects_to_any_port(&mut self, directive: &str) {
         self.ports.reached = Ports::Any;
         self.ports.note(directive);
     }
 
-    /// Hands it all to the sandbox of the worker process. Returns errors and notices about directives without bounds.
+    /// Passes everything to the worker process's sandbox. Returns errors and notices about unbounded directives.
     pub(super) fn complete(mut self, sandbox: &mut Sandbox) -> Vec<Diagnostic> {
         let is_strict = sandbox.mode == SandboxMode::On;
         for path in std::mem::take(&mut self.kept) {
-            // A directory that is made anew lies in the same one.
+            // A directory that is created again needs access to its parent.
             let around = path.parent().filter(|around| !is_strict && around.parent().is_some());
             self.writes_below(around.unwrap_or(&path));
         }
@@ -139,7 +139,7 @@ impl<T> Bounded<T> {
         }
     }
 
-    /// The directives without bounds, in quotes.
+    /// The unbounded directives, quoted.
     fn directives(&self) -> Option<String> {
         let quoted: Vec<String> = self.unbounded.iter().map(|directive| format!("\"{directive}\"")).collect();
         (!quoted.is_empty()).then(|| quoted.join(", "))

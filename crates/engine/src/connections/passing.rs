@@ -105,7 +105,7 @@ fn give(
 ) {
     worker.with_note(|all: &mut Receivers| all.carried = Some(carried));
     protocol.serve(transport, remote, address, None);
-    // A protocol that does not support it has not taken it.
+    // A protocol without support for carried state leaves it here.
     let unused = worker.with_note(|all: &mut Receivers| all.carried.take());
     drop(unused);
 }

@@ -1,10 +1,10 @@
-//! The body of the fuzz target `dns_answer`; compiled with `--cfg fuzzing` alone.
+//! Body of the fuzz target `dns_answer`; only compiled with `--cfg fuzzing`.
 
 use std::time::Duration;
 
 use super::message::{Content, DnsName, Kind, Question, TTL_MAX};
 
-/// Reads bytes as a server's answer: as they are, and behind the head of one that fits the question, with as many
+/// Parses bytes as a server's answer: once as they are, and once after the head of a matching answer, with as many
 /// records as the first byte says.
 pub fn read_answer(kind: u8, is_tcp: bool, bytes: &[u8]) {
     let kind = [Kind::A, Kind::Aaaa, Kind::Ptr, Kind::Srv][usize::from(kind % 4)];

@@ -1,9 +1,9 @@
 //! Verification of client certificates. As in nginx the handshake succeeds whatever the verdict: the library only
-//! checks that the client has its key, and requests are then answered with 495 or 496.
+//! checks that the client has its key, and requests without a valid certificate are answered with 495 or 496.
 //!
-//! A certificate that the library's verifier accepts is good. That verifier is stricter than OpenSSL, however: it
-//! rejects certificates of version 1, leaf certificates that are authorities, and CRLs of version 1. So certificates
-//! that it rejects are judged here as OpenSSL does, as are all certificates where there are CRLs.
+//! The library's verifier is stricter than OpenSSL: it rejects certificates of version 1, leaf certificates that are
+//! authorities, and CRLs of version 1. A certificate that it accepts is valid. One that it rejects is judged here as
+//! OpenSSL does, as is every certificate where there are CRLs.
 
 use std::fmt;
 use std::sync::Arc;

@@ -3,9 +3,9 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#ntlm>)
 //!
 //! ```text
-//!   response has ended, request had credentials ─► bound to the client's connection
-//!            ▲                                                    │
-//!            └──────── next request of the same client ◄──────────┘
+//!   exchange with NTLM credentials has ended ─► bound to the client's connection
+//!            ▲                                                 │
+//!            └──────── next request of the same client ◄───────┘
 //! ```
 //!
 //! A connection may be used by any location, even with `keepalive … local`, since a site has several. An idle one is

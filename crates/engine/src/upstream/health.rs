@@ -1,5 +1,5 @@
 //! Active health checks, as far as balancing is concerned: stores results and gives checks access to a group's peers.
-//! How a peer is probed belongs to its protocol. (<https://nginx.org/en/docs/http/ngx_http_upstream_hc_module.html>)
+//! Probing a peer belongs to its protocol. (<https://nginx.org/en/docs/http/ngx_http_upstream_hc_module.html>)
 //!
 //! Results belong to the address in its group, so they survive a new list of peers and a reload. The configuration
 //! decides which checks count: a removed check is forgotten with its configuration. A peer is unhealthy if any check

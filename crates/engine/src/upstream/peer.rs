@@ -299,7 +299,7 @@ impl PeerState {
         measure(&self.response_time, time);
     }
 
-    /// Includes the waiting time of requests without a response.
+    /// Updates the mean waiting time of requests without a response.
     pub fn measure_inflight(&self, now: Moment) {
         let mut inflight = self.inflight.lock();
         if let Some(mean) = inflight.waited.checked_div(inflight.requests) {

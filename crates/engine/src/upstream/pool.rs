@@ -136,7 +136,7 @@ impl PooledConnection {
     }
 }
 
-/// How to check that a recently used connection is still idle.
+/// Source of the knowledge that a recently used connection is still idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knowledge {
     /// Ask the driver, without a system call.

@@ -377,14 +377,14 @@ impl<S: Subject> GroupDraft<S> {
         Ok(plan)
     }
 
-    /// Notes the ports of its servers, also of those in its state file.
+    /// Registers the ports of its servers, including those in its state file.
     fn note_ports(&self, plan: &Plan, builder: &mut Builder) {
         let addresses = plan.fixed.iter().flat_map(|server| &server.addresses);
         addresses.filter_map(SocketAddress::inet).for_each(|address| builder.reach.connects(address.port()));
         for server in &plan.resolved {
             match server.service {
                 None => builder.reach.connects(server.port),
-                // Name servers say which.
+                // The ports come from name servers.
                 Some(_) => builder.reach.connects_to_any_port("service="),
             }
         }

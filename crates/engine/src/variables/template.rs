@@ -72,7 +72,7 @@ impl<S> Template<S> {
         }
     }
 
-    /// The path, as far as it is known before there are subjects.
+    /// The part of a path that is known without a subject.
     pub fn known_path(&self) -> KnownPath<'_> {
         match (self.as_constant(), self.segments.first()) {
             (Some(path), _) => KnownPath::Whole(path),
