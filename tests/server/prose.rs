@@ -14,7 +14,7 @@ const LIMITS: &[(&str, [usize; 4])] = &[
     ("crates/base", [1, 1, 1, 1]),
     ("crates/check", [1, 1, 1, 1]),
     ("crates/config", [1, 1, 1, 1]),
-    ("crates/engine", [81, 145, 24, 25]),
+    ("crates/engine", [1, 1, 1, 1]),
     ("crates/http", [91, 158, 32, 34]),
     ("crates/modules", [93, 130, 13, 34]),
     ("crates/process", [50, 69, 34, 32]),

@@ -589,8 +589,8 @@ fn open_blocks(
     Ok(drafts.map(|(draft, listens)| draft.finish(listeners.by_ref().take(listens.len()).collect())).collect())
 }
 
-/// Default account of a worker process started by root: user `nobody`, with its group, which has one of two names, as
-/// when nginx is built.
+/// Default account of a worker process started by root: the unprivileged user and its group, which has one of two
+/// names; nginx chooses between them when it is built.
 fn default_account(resources: &mut dyn Resources) -> Result<Option<Account>, ResourceError> {
     resources.account("nobody", None).or_else(|_| resources.account("nobody", Some("nogroup")))
 }
