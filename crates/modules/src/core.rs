@@ -1,4 +1,4 @@
-//! core: what the processes are and where their messages go.
+//! core: the processes, their files and their error log.
 //!   user, worker_processes, daemon, master_process, pid, error_log, env, ...       main
 //!   sandbox auto|on|off [diagnose];                                                main
 //! (<https://nginx.org/en/docs/ngx_core_module.html>)
@@ -28,7 +28,7 @@ pub static MODULE: Module = Module {
     ..Module::EMPTY
 };
 
-/// More workers than this are refused: a slip of the pen, not a machine; as in the process layer.
+/// Largest accepted number of workers. A larger one is a typing error; the process layer has the same limit.
 const WORKERS_MAX: u64 = 512;
 
 const DIRECTIVES: &[Directive] = &[
@@ -168,7 +168,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        // nginx's is "logs/nginx.lock".
+        // nginx's default is "logs/nginx.lock".
         about: "No effect: workers are threads and need no lock files.",
         store: &OneWith { parse: full_path, slot: slot!(MainSettings, lock_file) },
     },
@@ -287,7 +287,7 @@ fn cpu_affinity(statement: &Statement) -> Result<CpuAffinity, Diagnostic> {
     }
 }
 
-/// A mask of zeros and ones, the last of which is the first processor; spaces may divide it.
+/// Parses a mask of zeros and ones, whose last digit is the first processor; spaces may separate digits.
 fn processors(word: &Word) -> Result<Vec<usize>, Diagnostic> {
     let digits: Vec<u8> = word.text.iter().copied().filter(|&byte| byte != b' ').collect();
     if digits.len() > PROCESSORS_MAX {
@@ -322,7 +322,7 @@ fn full_path(builder: &mut Builder, statement: &Statement) -> Result<PathBuf, Di
     Ok(builder.full_path(&statement.args[0].text))
 }
 
-/// `error_log FILE|stderr|syslog:… [LEVEL] [json]`, in every context that nginx allows.
+/// Parses `error_log FILE|stderr|syslog:… [LEVEL] [json]`, which has the same syntax in all contexts.
 pub fn error_log(builder: &mut Builder, statement: &Statement) -> Result<Destination, Diagnostic> {
     let (level, form) = level_and_form(&statement.args[1..])?;
     let target = error_log_target(builder, &statement.args[0])?;
@@ -340,7 +340,7 @@ fn level_and_form(words: &[Word]) -> Result<(Level, LineForm), Diagnostic> {
             form = LineForm::Json;
             continue;
         }
-        // Several of nginx's debug_http and the like may stand there together.
+        // Several of nginx's `debug_http` and the like may follow each other.
         let is_part = word.text.starts_with(b"debug_");
         match level.replace(log_level(word)?) {
             None => {}
@@ -354,7 +354,7 @@ fn level_and_form(words: &[Word]) -> Result<(Level, LineForm), Diagnostic> {
 
 fn error_log_target(builder: &mut Builder, word: &Word) -> Result<Target, Diagnostic> {
     let text: &[u8] = &word.text;
-    // As in nginx an empty name is another one of standard error.
+    // As in nginx, an empty name means standard error, too.
     if matches!(text, b"stderr" | b"") {
         builder.logs_to_stderr = true;
         return Ok(Target::Stderr);
@@ -363,18 +363,18 @@ fn error_log_target(builder: &mut Builder, word: &Word) -> Result<Target, Diagno
         return Ok(Target::Syslog(builder.syslog(word)?));
     }
     if text.starts_with(b"memory:") {
-        // nginx has it in debug builds alone.
+        // nginx supports it in debug builds only.
         let message = format!("\"{}\" is not supported in \"error_log\" directive", BStr::new(text));
         return Err(Diagnostic::emerg(message).at(word.span).hint("a log in memory exists only for debugging nginx"));
     }
     Ok(Target::File(builder.log_file(text, Some(word.span))))
 }
 
-/// `debug … emerg`
+/// Parses a level: `debug … emerg`.
 pub(crate) fn log_level(word: &Word) -> Result<Level, Diagnostic> {
     const LEVELS: [Level; 8] =
         [Level::Emerg, Level::Alert, Level::Crit, Level::Error, Level::Warn, Level::Notice, Level::Info, Level::Debug];
-    // nginx's debug_http and the like choose a part of what debug writes.
+    // nginx's `debug_http` and the like select a part of the debug messages.
     if word.text.starts_with(b"debug_") {
         return Ok(Level::Debug);
     }
@@ -409,7 +409,7 @@ fn parse_thread_pool(
         } else if let Some(text) = word.text.strip_prefix(b"max_queue=") {
             pool.max_queue = number(text).ok_or_else(|| invalid("max_queue"))?;
         } else {
-            // nginx passes over what it does not know here.
+            // nginx ignores unknown parameters here.
             let warning = Diagnostic::warn(format!("invalid parameter \"{}\", ignored", word.text)).at(word.span);
             builder.note([warning]);
         }

@@ -1,4 +1,4 @@
-//! event: the events block.
+//! event: connection processing, the `events` block.
 //!   events { }                                                                      main
 //!   worker_connections, use, multi_accept, accept_mutex, accept_mutex_delay         events
 //! (<https://nginx.org/en/docs/ngx_core_module.html#events>)

@@ -1,9 +1,7 @@
 //! inert: directives of nginx that are accepted with a warning and do nothing.
 //!
-//! Only such whose absence cannot change what an answer means: sizes of hash
-//! tables that Gale does not have, and what makes answers faster.
-//! Never access, limits or headers. A row leaves this list when its module is
-//! built.
+//! Only directives that cannot change the meaning of a response: sizes of hash tables that Gale does not have, and
+//! optimisations. Never access rules, limits or header fields. A row leaves this list when its module is built.
 
 use gale_config::{Body, Contexts, Inert, Takes};
 use gale_engine::module::{Directive, Module};

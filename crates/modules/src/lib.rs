@@ -1,9 +1,8 @@
-//! Gale's modules: one file per nginx module, named as nginx's documentation
-//! names it, each reading like a specification.
+//! Gale's modules: one file per nginx module, with the name that it has in nginx's documentation.
 //!
-//! [`order`] holds what an order among modules decides: phases, filters, lookup.
+//! [`order`] lists the order of modules: in phases, in the filter chain and in lookups.
 
-// The heads of the files write directives as nginx's documentation does, with what may be left out in [brackets].
+// The heads of files write directives as nginx's documentation does, with optional parts in [brackets].
 #![allow(rustdoc::broken_intra_doc_links)]
 
 pub mod core;
@@ -16,7 +15,7 @@ pub mod stream;
 #[cfg(feature = "test-hooks")]
 pub mod test_service;
 
-/// The example on the page for authors of modules is compiled with the tests.
+/// Compiles the example of the page for module authors with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/writing-a-module.md")]
 struct WritingAModule;

@@ -1,4 +1,4 @@
-//! The order in which modules act: every list that decides one, in one place.
+//! The order in which modules act. Every list that decides an order is in this file.
 
 use gale_engine::module::{Module, Order};
 use gale_http::module::HttpOrder;
@@ -29,7 +29,7 @@ pub static ORDER: Order = Order {
     figures: Some(api::figures),
 };
 
-/// Directives and variables are looked up in this order.
+/// Order in which directives and variables are looked up.
 const MODULES: &[&Module] = &[
     &core::MODULE,
     &event::MODULE,
@@ -119,12 +119,12 @@ const MODULES: &[&Module] = &[
     &test_service::MODULE,
 ];
 
-/// Within each phase, who is asked first.
+/// Order of the modules' handlers within each phase.
 const PHASES: &[(Phase, &[&Module])] = &[
-    // Issuers of certificates get their answers before anything is asked of clients.
+    // Certificate issuers get their challenge responses before any check of the client.
     (Phase::PostRead, &[&acme::MODULE, &realip::MODULE, &client_body::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
-    // Before a rewriting leads elsewhere.
+    // `otel` runs before a rewrite can change the location.
     (Phase::Rewrite, &[&otel::MODULE, &rewrite::MODULE]),
     (
         Phase::PreAccess,
@@ -169,7 +169,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
     (Phase::Log, &[&log::MODULE, &otel::MODULE]),
 ];
 
-/// Within each phase of a session, who is asked first.
+/// Order of the modules' handlers within each phase of a session.
 const STREAM_PHASES: &[(StreamPhase, &[&Module])] = &[
     (StreamPhase::PostAccept, &[&stream::realip::MODULE]),
     (StreamPhase::PreAccess, &[&stream::set::MODULE, &stream::limit_session::MODULE, &stream::limit_conn::MODULE]),
@@ -179,13 +179,13 @@ const STREAM_PHASES: &[(StreamPhase, &[&Module])] = &[
     (StreamPhase::Log, &[&stream::log::MODULE]),
 ];
 
-/// Who serves sessions. A server has one of them.
+/// Content handlers of sessions. A server has one of them.
 const STREAM_CONTENT: &[&Module] = &[&stream::return_text::MODULE, &stream::pass::MODULE, &stream::proxy::MODULE];
 
-/// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on
-/// its way has no ranges, unless it is as long as before (`charset`).
+/// Response filters: the first one sees the response as its handler made it. Range comes last, because a changed body
+/// has no ranges, unless its length stays the same (`charset`).
 const FILTERS: &[&Module] = &[
-    // What it makes whole is what all others see.
+    // All other filters see the response that `slice` has assembled.
     &slice::MODULE,
     &not_modified::MODULE,
     &grpc::MODULE,
@@ -196,7 +196,7 @@ const FILTERS: &[&Module] = &[
     &sub::MODULE,
     &charset::MODULE,
     &ssi::MODULE,
-    // From here on the output of subrequests is a part of the body.
+    // From here on the output of subrequests is part of the body.
     &postpone::MODULE,
     &gzip::MODULE,
     &range::MODULE,

@@ -1,10 +1,9 @@
-//! test_service: a service that only tests of the whole program want. Builds have it with the feature `test-hooks`
-//! alone.
+//! test_service: a service for tests of the whole program, built only with the feature `test-hooks`.
 //!   test_service NAME [PARAMETER …];   main    runs, and says each time in the error log how often it has
 //!
-//! Parameters: `period=TIME` between two runs (10s); `text=TEXT`, which is said; `per=worker`; `lock=PATH`, in place of
-//! `per`; `continues`: over a reload; `panics=N`: in the Nth run; `stuck`: never ends by itself; `on=reload`: runs at
-//! reloads only; `zone=NAME:SIZE`: counts there, together with all others that do.
+//! Parameters: `period=TIME` between two runs (10s); `text=TEXT`, which is logged; `per=worker`; `lock=PATH`, in place
+//! of `per`; `continues`: over a reload; `panics=N`: in the Nth run; `stuck`: never ends by itself; `on=reload`: runs
+//! at reloads only; `zone=NAME:SIZE`: keeps its count in this zone, shared with all services that name it.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -110,7 +109,7 @@ impl Service for TestService {
     }
 }
 
-/// Says in the log how it goes on, and that it has ended however it does.
+/// Logs the progress of the service and, when dropped, its end.
 struct Told {
     context: Context<TestService>,
     runs: Cell<u64>,

@@ -1,4 +1,4 @@
-//! What is written once for requests and sessions, with a session that is no request: a toy of this test alone.
+//! Tests of the shared modules with a session that is not a request: a toy protocol of this test.
 
 #[path = "shared/session.rs"]
 mod session;
@@ -12,7 +12,7 @@ use gale_modules::shared::realip::proxied_client;
 use gale_runtime::{Buffer, SocketAddress};
 use session::{Session, read};
 
-/// The text `line` of a session of this client.
+/// Returns the text named `line` for a session of this client.
 #[track_caller]
 fn line(configuration: &str, client: &str) -> String {
     Session::new(&read(configuration).unwrap(), client).text("line")
@@ -109,7 +109,7 @@ fn limit_conn_counts_sessions_until_they_are_over() {
     let (mut first, second) = (begin("192.0.2.1"), begin("192.0.2.1"));
     assert!(first.1 && second.1);
     assert_eq!(first.0.text("line"), "PASSED");
-    // Judged once: nothing more is counted.
+    // A second call does not count the subject again.
     assert!(limits.admit(&mut first.0));
     let (third, is_admitted) = begin("192.0.2.1");
     assert!(!is_admitted);

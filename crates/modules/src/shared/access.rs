@@ -1,9 +1,9 @@
-//! access: access control by address.
+//! access: access control by client address.
 //!   allow ADDRESS | CIDR | unix: | all;                          http, stream
 //!   deny  ADDRESS | CIDR | unix: | all;                          http, stream
 //! (<https://nginx.org/en/docs/http/ngx_http_access_module.html>)
 //!
-//! The first rule that fits decides. A level with rules of its own takes none from outside.
+//! The first matching rule decides. A level with rules of its own inherits none.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use gale_config::{Diagnostic, Reporter, Statement};
 use gale_engine::configuration::Builder;
 use gale_runtime::SocketAddress;
 
-/// An `allow` or a `deny`.
+/// An `allow` or `deny` rule.
 #[derive(Clone, Debug)]
 pub struct Rule {
     who: Who,
@@ -26,10 +26,10 @@ enum Who {
     Network(Cidr),
 }
 
-/// What an `allow` or a `deny` says.
+/// Parses an `allow` or a `deny`.
 ///
 /// # Errors
-/// The argument is none of what it may be.
+/// The argument is not a valid address, network or keyword.
 pub fn rule(builder: &mut Builder, statement: &Statement, allows: bool) -> Result<Rule, Diagnostic> {
     let word = &statement.args[0];
     let who = match &**word.text {
@@ -50,7 +50,7 @@ pub fn rule(builder: &mut Builder, statement: &Statement, allows: bool) -> Resul
     Ok(Rule { who, allows })
 }
 
-/// Whether the first rule that fits lets this client in; `None` when none fits.
+/// Returns the decision of the first matching rule, or `None` if no rule matches.
 pub fn decide(rules: &[Rule], client: &SocketAddress) -> Option<bool> {
     let address = client.inet().map(|address| unmapped(address.ip(), rules));
     let fits = |rule: &&Rule| match (rule.who, address) {
@@ -61,7 +61,7 @@ pub fn decide(rules: &[Rule], client: &SocketAddress) -> Option<bool> {
     rules.iter().find(fits).map(|rule| rule.allows)
 }
 
-/// A client that came over IPv6 with an address of IPv4 is one of IPv4, wherever there are rules for such.
+/// Turns an IPv4-mapped IPv6 address into the IPv4 address if there are IPv4 rules.
 fn unmapped(address: IpAddr, rules: &[Rule]) -> IpAddr {
     let is_for_v4 = |rule: &Rule| match rule.who {
         Who::All => true,

@@ -1,4 +1,4 @@
-//! Access logs: a line for every request, or session.
+//! Access logs: a line for each request or session.
 //!   log_format NAME [escape=default|json|none] STRING ...;                         http, stream
 //!   access_log off;
 //!   access_log PATH [FORMAT [buffer=SIZE] [gzip[=LEVEL]] [flush=TIME] [if=CONDITION]];
@@ -7,8 +7,8 @@
 //!   open_log_file_cache off;
 //! (<https://nginx.org/en/docs/http/ngx_http_log_module.html>)
 //!
-//! Lines are written into the worker's own buffer for the file and handed on by `AccessBuffers`; nothing here opens,
-//! compresses or writes a file. A format must stand before the logs that use it, as in nginx.
+//! Lines go into the worker's own buffer for the file, and `AccessBuffers` passes them on; this file opens, compresses
+//! and writes nothing. As in nginx, a format must be defined before the logs that use it.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -30,28 +30,28 @@ use gale_engine::variables::template::Template;
 
 use super::log_format::{Escaping, Format, Formats, duplicate_name};
 
-/// What a protocol whose subjects are logged has of its own.
+/// Properties of a protocol whose subjects are logged.
 pub trait Logged: Subject
 where
     Self::Block: HasVariables<Self>,
 {
-    /// The text of the format `combined`, which a log has that names none; `None` where every log names one.
+    /// Text of the format `combined`, the default format, or `None` if every log has to name its format.
     const COMBINED: Option<&'static str>;
 
-    /// Whether `at=start` logs subjects when they begin: where they may last for days.
+    /// `true` if `at=start` may log subjects at their beginning, for protocols whose subjects may last for days.
     const HAS_START: bool = false;
 
-    /// What `access_log` does, for the reference.
+    /// Description of `access_log` in the reference.
     const ABOUT: &'static str;
 
-    /// The lines of its worker on their way.
+    /// Log buffers of the subject's worker.
     fn access(&self) -> &Rc<AccessBuffers>;
 
-    /// Appends the directory that has to exist for a file whose name has variables; `false` if there can be none.
+    /// Appends the directory that has to exist for a file whose name has variables. Returns `false` if there is none.
     fn append_log_root(&self, out: &mut Vec<u8>) -> bool;
 }
 
-/// The directives, for formats that stand in `formats` and logs that stand in `logs` or, those alone, in `conditions`.
+/// Returns the directives: formats in the contexts `formats`, logs in `logs`, and logs without formats in `conditions`.
 pub const fn directives<S: Logged>(formats: Contexts, logs: Contexts, conditions: Contexts) -> [Directive; 3] {
     [
         Directive {
@@ -84,50 +84,49 @@ pub const fn directives<S: Logged>(formats: Contexts, logs: Contexts, conditions
     ]
 }
 
-/// The block that all others of a protocol stand in is the first scope.
+/// The outermost block of a protocol is its first scope.
 const BLOCK: ScopeId = ScopeId(0);
 
-/// `buffer=` beyond this changes nothing: a file's queue must take what has gathered
-/// in several workers at once.
+/// Upper bound of the effective `buffer=`: a file's queue must hold the buffers of several workers at once.
 const HOLD_BYTES_MAX: usize = 1024 * 1024;
 
-/// nginx's buffer and level for `gzip` alone.
+/// nginx's buffer size and level for a plain `gzip`.
 const GZIP_BUFFER_BYTES: usize = 64 * 1024;
 const GZIP_LEVEL: u32 = 1;
 
-/// What a scope says of its logs. It is the settings of the module that has the directives.
+/// Log settings of a scope: the settings of the module that has the directives.
 pub struct AccessLogs<S: 'static> {
-    /// `None` until something is said here or inherited.
+    /// `None` until it is set here or inherited.
     pub(crate) logs: Option<Arc<[Log<S>]>>,
-    /// `off`: no line is written, whatever else the block says.
+    /// Set by `off`: no line is written, whatever other logs the block has.
     pub(crate) is_off: bool,
-    /// The files that stay open.
+    /// Cache of open files.
     open: Setting<Option<Arc<OpenLogs>>>,
-    /// Of the outermost block alone.
+    /// Used in the outermost block only.
     shared: Shared<S>,
 }
 
-/// What all logs of a protocol share. It lives in the settings of the outermost block.
+/// State that all logs of a protocol share, in the settings of the outermost block.
 struct Shared<S: 'static> {
     formats: Formats<S>,
-    /// How lines for a file are gathered: a file has one buffer.
+    /// Buffering of the lines for each file: a file has one buffer.
     holds: HashMap<PathBuf, Gathering>,
 }
 
-/// How the lines for a file are gathered.
+/// Buffering of the lines for a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gathering {
     hold: Hold,
-    /// The level of compression; 0 for none.
+    /// Compression level; 0 for none.
     gzip: u32,
 }
 
-/// When a line is written.
+/// The moment at which a line is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moment {
-    /// The subject begins.
+    /// At the subject's beginning.
     Start,
-    /// It is over.
+    /// At its end.
     #[default]
     End,
 }
@@ -140,11 +139,11 @@ pub(crate) struct Log<S: 'static> {
     pub moment: Moment,
 }
 
-/// Where lines go.
+/// Destination of lines.
 pub(crate) enum LogTarget<S: 'static> {
-    /// To a file, with `buffer=` and `flush=`.
+    /// A file, with `buffer=` and `flush=`.
     File(DeferredLog, Option<Hold>),
-    /// To a file whose name the subject decides.
+    /// A file whose name depends on the subject.
     Named(Template<S>),
     Syslog(DeferredSyslog),
 }
@@ -174,7 +173,7 @@ impl<S> Clone for LogTarget<S> {
 }
 
 impl<S> AccessLogs<S> {
-    /// The logs that there is a line for.
+    /// Returns the logs that lines are written to.
     pub(crate) fn logs(&self) -> &[Log<S>] {
         match &self.logs {
             Some(logs) if !self.is_off => logs,
@@ -182,12 +181,12 @@ impl<S> AccessLogs<S> {
         }
     }
 
-    /// Whether there is a line for anything at this moment.
+    /// Returns `true` if a log writes lines at this moment.
     pub fn has(&self, moment: Moment) -> bool {
         self.logs().iter().any(|log| log.moment == moment)
     }
 
-    /// A block without an `access_log` does what the block around it does. Says whether that is something.
+    /// Inherits the parent's logs if the block has no `access_log`. Returns `true` if there are any.
     pub fn inherit(&mut self, parent: &AccessLogs<S>) -> bool {
         if self.logs.is_none() && !self.is_off {
             self.logs.clone_from(&parent.logs);
@@ -198,7 +197,7 @@ impl<S> AccessLogs<S> {
 }
 
 impl<S: Logged> AccessLogs<S> {
-    /// Writes the lines of a subject that begins or is over.
+    /// Writes the lines of a subject at its beginning or end.
     pub fn write(&self, subject: &S, moment: Moment) {
         for log in self.logs().iter().filter(|log| log.moment == moment) {
             if log.condition.as_ref().is_some_and(|condition| is_false(&condition.evaluate(subject))) {
@@ -218,7 +217,7 @@ impl<S: Logged> AccessLogs<S> {
         }
     }
 
-    /// The line for a file whose name the subject decides; none where the name leads out of its directory.
+    /// Returns the line for a file whose name depends on the subject, or `None` if the name leads out of its directory.
     fn named_line(&self, subject: &S, log: &Log<S>, path: &Template<S>) -> Option<NamedLine> {
         let mut name = Vec::with_capacity(128);
         if !path.append_path(subject, &mut name) {
@@ -241,7 +240,7 @@ impl<S: Logged> AccessLogs<S> {
         })
     }
 
-    /// Lines go to this file in the format `combined` where nothing is said.
+    /// Sets the default log: this file, in the format `combined`.
     pub fn set_default(&mut self, builder: &mut Builder, path: &[u8]) {
         let Some(format) = combined::<S>(builder) else { return };
         let file = builder.log_file(path, None);
@@ -300,7 +299,7 @@ fn access_log<S: Logged>(
         let file = builder.log_file(&path.text, Some(path.span));
         if let Some(gathering) = gathering {
             if path.text.is_empty() {
-                // As in nginx, what goes to standard error is gathered as each statement says.
+                // As in nginx, each statement decides the buffering of lines to standard error.
                 if gathering.gzip > 0 {
                     let message = "\"gzip\" has no effect on standard error, which is shared with other logs";
                     builder.note([Diagnostic::warn(message).at(statement.span)]);
@@ -325,8 +324,8 @@ fn invalid_parameter(word: &Word) -> Diagnostic {
     Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span)
 }
 
-/// The block's `combined` comes first, and names are compared without their case:
-/// only their definitions tell it apart.
+/// Finds a format by name. The block's own `combined` takes precedence over the predefined one; since names ignore
+/// case, only the definitions tell the two apart.
 fn named_format<S: Logged>(
     conf: &mut AccessLogs<S>,
     builder: &mut Builder,
@@ -340,7 +339,7 @@ fn named_format<S: Logged>(
     shared(conf, builder).formats.find(name)
 }
 
-/// The format that needs no definition, if the protocol has one.
+/// Returns the predefined format, if the protocol has one.
 pub(crate) fn combined<S: Logged>(builder: &mut Builder) -> Option<Arc<Format<S>>> {
     let text = Statement::synthetic(S::COMBINED?, Vec::new()).name;
     let variables = builder.variables::<S>();
@@ -348,7 +347,7 @@ pub(crate) fn combined<S: Logged>(builder: &mut Builder) -> Option<Arc<Format<S>
     Some(Arc::new(format.expect("the built-in format is right")))
 }
 
-/// What follows the format in an `access_log`.
+/// Parameters that follow the format in an `access_log`.
 struct Options<S: 'static> {
     gathering: Option<Gathering>,
     condition: Option<Template<S>>,
@@ -396,9 +395,9 @@ fn invalid(word: &Word, what: &str, text: &[u8]) -> Diagnostic {
     Diagnostic::emerg(format!("invalid {what} \"{}\"", BStr::new(text))).at(word.span)
 }
 
-/// What all logs share, from wherever in the protocol's block.
+/// Returns the state that all logs share, from any scope of the protocol's block.
 fn shared<'c, S: Logged>(conf: &'c mut AccessLogs<S>, builder: &'c mut Builder) -> &'c mut Shared<S> {
-    // While a directive is applied, the settings of its own block are not with the builder.
+    // While a directive is applied, the builder does not hold the settings of the directive's own block.
     if builder.scope == ScopeRef::Block(BLOCK) {
         return &mut conf.shared;
     }
@@ -408,7 +407,7 @@ fn shared<'c, S: Logged>(conf: &'c mut AccessLogs<S>, builder: &'c mut Builder) 
 }
 
 impl<S> Shared<S> {
-    /// Notes how lines for this file are gathered; `false` if it was said otherwise before.
+    /// Records the buffering of this file's lines. Returns `false` if an earlier log set it differently.
     fn agrees(&mut self, file: &DeferredLog, gathering: Gathering) -> bool {
         match self.holds.get(file.path()) {
             Some(known) => *known == gathering,

@@ -1,5 +1,5 @@
-//! What values of variables are made of: texts, numbers, times, addresses, appended to where they go. Those that may be
-//! missing say whether they are there.
+//! Parts of variables' values: each function appends a text, number, time or address. Functions for values that may be
+//! missing return whether there is one.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -11,13 +11,13 @@ use std::time::Duration;
 use gale_engine::log::local_time;
 use gale_runtime::SocketAddress;
 
-/// A text.
+/// Appends a text.
 pub fn append(out: &mut Vec<u8>, text: &[u8]) -> bool {
     out.extend_from_slice(text);
     true
 }
 
-/// Texts with the separator between them. `false` if there are none.
+/// Appends the texts, with the separator between them. Returns `false` if there are none.
 pub fn append_joined<'v>(out: &mut Vec<u8>, values: impl Iterator<Item = &'v [u8]>, separator: &[u8]) -> bool {
     let mut is_there = false;
     for value in values {
@@ -29,18 +29,18 @@ pub fn append_joined<'v>(out: &mut Vec<u8>, values: impl Iterator<Item = &'v [u8
     is_there
 }
 
-/// What is shown as text.
+/// Appends a value's `Display` text.
 pub fn append_text(out: &mut Vec<u8>, text: impl Display) -> bool {
     write!(out, "{text}").is_ok()
 }
 
-/// A number, without zeros before it.
+/// Appends a number without leading zeros.
 pub fn append_number(out: &mut Vec<u8>, number: u64) -> bool {
     append_padded(out, number, 1);
     true
 }
 
-/// At least this many digits.
+/// Appends a number with leading zeros up to this width.
 pub fn append_padded(out: &mut Vec<u8>, number: u64, width_min: usize) {
     const DIGITS_MAX: usize = 20;
     let mut digits = [b'0'; DIGITS_MAX];
@@ -54,7 +54,7 @@ pub fn append_padded(out: &mut Vec<u8>, number: u64, width_min: usize) {
     out.extend_from_slice(&digits[start.min(DIGITS_MAX - width_min)..]);
 }
 
-/// `12.345`
+/// Appends a time as `12.345`.
 pub fn append_seconds(out: &mut Vec<u8>, time: Duration) -> bool {
     append_padded(out, time.as_secs(), 1);
     out.push(b'.');
@@ -62,7 +62,7 @@ pub fn append_seconds(out: &mut Vec<u8>, time: Duration) -> bool {
     true
 }
 
-/// A value, or a dash in its place.
+/// Appends a value, or a dash if there is none.
 pub fn append_or_dash<T>(out: &mut Vec<u8>, value: Option<T>, append: impl Fn(&mut Vec<u8>, T) -> bool) {
     match value {
         Some(value) => {
@@ -72,15 +72,15 @@ pub fn append_or_dash<T>(out: &mut Vec<u8>, value: Option<T>, append: impl Fn(&m
     }
 }
 
-/// `12.345`, or a dash.
+/// Appends a time as `12.345`, or a dash if there is none.
 pub fn append_seconds_or_dash(out: &mut Vec<u8>, time: Option<Duration>) {
     append_or_dash(out, time, append_seconds);
 }
 
-/// Bytes as hexadecimal digits in lower case.
+/// Appends bytes as lower-case hexadecimal digits.
 pub fn append_hex(out: &mut Vec<u8>, bytes: &[u8]) -> bool {
     const HEX: &[u8; 16] = b"0123456789abcdef";
-    // In pieces with room of their own, so that the vector's is looked at once for each.
+    // In chunks with a local buffer, so that the vector's capacity is checked once per chunk.
     for bytes in bytes.chunks(16) {
         let mut digits = [0; 32];
         for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
@@ -91,17 +91,17 @@ pub fn append_hex(out: &mut Vec<u8>, bytes: &[u8]) -> bool {
     true
 }
 
-/// Without a port the value is empty, but there.
+/// Appends a port. Without a port the value exists and is empty.
 pub fn append_port(out: &mut Vec<u8>, port: Option<u16>) -> bool {
     port.is_none_or(|port| append_number(out, port.into()))
 }
 
-/// The port, where there is one that nginx would show.
+/// Returns the port, if nginx would show one.
 pub fn port(address: &SocketAddress) -> Option<u16> {
     address.inet().map(|address| address.port()).filter(|&port| port != 0)
 }
 
-/// The address without its port.
+/// Appends the address without its port.
 pub fn append_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
     match address {
         SocketAddress::Inet(address) => append_ip(out, address.ip()),
@@ -109,7 +109,8 @@ pub fn append_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
     }
 }
 
-/// An address as text. Those of version 4 are in most requests and logs, and formatting takes more instructions.
+/// Appends an address as text. IPv4 addresses are in most requests and logs, and the standard formatting takes more
+/// instructions.
 fn append_ip(out: &mut Vec<u8>, ip: IpAddr) -> bool {
     let IpAddr::V4(ip) = ip else { return append_text(out, ip) };
     for (number, octet) in ip.octets().into_iter().enumerate() {
@@ -121,7 +122,7 @@ fn append_ip(out: &mut Vec<u8>, ip: IpAddr) -> bool {
     true
 }
 
-/// The address in its binary form.
+/// Appends the address in binary form.
 pub fn append_binary_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
     match address.inet().map(|address| address.ip()) {
         Some(IpAddr::V4(ip)) => append(out, &ip.octets()),
@@ -130,13 +131,13 @@ pub fn append_binary_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool
     }
 }
 
-/// `02/Nov/2026:03:04:05 -0330`
+/// Appends a time as `02/Nov/2026:03:04:05 -0330`.
 pub fn append_time_local(out: &mut Vec<u8>, seconds: u64) -> bool {
     thread_local!(static LAST: LastText<26> = const { Cell::new((u64::MAX, [0; 26])) });
     append_of_second(out, seconds, &LAST, local_time(seconds).common_log())
 }
 
-/// `2026-11-02T03:04:05-03:30`
+/// Appends a time as `2026-11-02T03:04:05-03:30`.
 pub fn append_time_iso8601(out: &mut Vec<u8>, seconds: u64) -> bool {
     thread_local!(static LAST: LastText<25> = const { Cell::new((u64::MAX, [0; 25])) });
     append_of_second(out, seconds, &LAST, local_time(seconds).iso8601())
@@ -145,8 +146,8 @@ pub fn append_time_iso8601(out: &mut Vec<u8>, seconds: u64) -> bool {
 /// A second and its text.
 type LastText<const LENGTH: usize> = Cell<(u64, [u8; LENGTH])>;
 
-/// Every line of most access logs has such a text, and it is the same for a whole
-/// second: one copy of it is cheaper than to write it anew.
+/// Appends a text that is the same for a whole second. Most access logs have it in every line, and a copy is cheaper
+/// than formatting it again.
 fn append_of_second<const LENGTH: usize>(
     out: &mut Vec<u8>,
     seconds: u64,
@@ -159,7 +160,7 @@ fn append_of_second<const LENGTH: usize>(
     }
     let start = out.len();
     append_text(out, text);
-    // In a year of five digits it is longer, and not kept.
+    // The text of a year with five digits is longer and not kept.
     if let Ok(text) = <[u8; LENGTH]>::try_from(&out[start..]) {
         last.set((seconds, text));
     }
@@ -170,7 +171,7 @@ fn append_of_second<const LENGTH: usize>(
 pub(crate) mod tests {
     use super::*;
 
-    /// What `append` adds, if it says that there is a value.
+    /// Returns the value that `append` adds, or `None` if it returns `false`.
     pub(crate) fn text(append: impl FnOnce(&mut Vec<u8>) -> bool) -> Option<String> {
         let mut out = b">".to_vec();
         let is_there = append(&mut out);

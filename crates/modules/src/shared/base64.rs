@@ -1,7 +1,7 @@
-//! Base64 (RFC 4648), read as nginx reads it: a text may end early, bits that are too many are dropped, and nothing
-//! behind the first `=` is looked at.
+//! Base64 (RFC 4648), decoded as nginx does: a text may be cut off, surplus bits are dropped, and everything from the
+//! first `=` on is ignored.
 
-/// The bytes of a text in base64 (§4); none if it is no such.
+/// Returns the bytes of a base64 text (§4), or `None` if it is invalid.
 pub(crate) fn decode(encoded: &[u8]) -> Option<impl Iterator<Item = u8>> {
     decode_with(encoded, |byte| match byte {
         b'+' => Some(62),
@@ -10,7 +10,7 @@ pub(crate) fn decode(encoded: &[u8]) -> Option<impl Iterator<Item = u8>> {
     })
 }
 
-/// The bytes of a text in the alphabet for URLs (§5); none if it is no such.
+/// Returns the bytes of a text in the URL-safe alphabet (§5), or `None` if it is invalid.
 pub(crate) fn decode_url(encoded: &[u8]) -> Option<impl Iterator<Item = u8>> {
     decode_with(encoded, |byte| match byte {
         b'-' => Some(62),
@@ -25,7 +25,7 @@ fn decode_with(encoded: &[u8], sextet: fn(u8) -> Option<u8>) -> Option<impl Iter
     if encoded.len() % 4 == 1 || !encoded.iter().all(|&byte| sextet(byte).is_some()) {
         return None;
     }
-    // Bits that do not make a byte yet.
+    // Bits that do not make up a byte yet.
     let (mut bits, mut count) = (0_u32, 0);
     Some(encoded.iter().filter_map(move |&byte| sextet(byte)).filter_map(move |value| {
         bits = bits << 6 | u32::from(value);
@@ -46,7 +46,7 @@ fn letter_or_digit(byte: u8) -> Option<u8> {
     }
 }
 
-/// Appends bytes in base64 (§4), with what fills the last four characters.
+/// Appends bytes in base64 (§4), with padding.
 pub(crate) fn append(out: &mut Vec<u8>, bytes: &[u8]) {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for group in bytes.chunks(3) {

@@ -1,5 +1,5 @@
-//! What is counted under names: the kinds of zones, as the figures of a configuration have them. Who reads them asks by
-//! kind ([`NamedZones::figures_of`](gale_engine::zone::NamedZones::figures_of)).
+//! Kinds of zones whose counters a configuration keeps by name. Readers ask for a kind with
+//! [`NamedZones::figures_of`](gale_engine::zone::NamedZones::figures_of).
 
 /// `status_zone` of a server: [`ServerZone`](gale_engine::traffic::ServerZone).
 pub const HTTP_SERVERS: &str = "http server";

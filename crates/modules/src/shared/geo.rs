@@ -3,14 +3,14 @@
 //!                              NETWORK VALUE; ... }                                        http, stream
 //! (<https://nginx.org/en/docs/http/ngx_http_geo_module.html>)
 //!
-//! What the file says, networks in networks or ranges, is flattened when it is read: a request searches one sorted list
-//! of the addresses where the value changes.
+//! The networks or ranges of the block are flattened when it is read: a request searches one sorted list of the
+//! addresses at which the value changes.
 //!
 //! ```text
 //!   0.0.0.0/0 a, 10.0.0.0/8 b, 10.1.0.0/16 c      0.0.0.0 a  10.0.0.0 b  10.1.0.0 c  10.2.0.0 b  11.0.0.0 a
 //! ```
 //!
-//! A base in nginx's binary form (`FILE.bin`) is neither read nor written.
+//! nginx's binary database (`FILE.bin`) is neither read nor written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
@@ -26,7 +26,7 @@ use gale_engine::variables::{Definition, VariableId};
 
 use super::{check_row, variable_name};
 
-/// The directive for blocks that stand in `contexts`.
+/// Returns the directive for blocks in `contexts`.
 pub const fn directive<S: Subject, F: Forwarding<S>>(contexts: Contexts) -> Directive {
     Directive {
         name: "geo",
@@ -39,15 +39,15 @@ pub const fn directive<S: Subject, F: Forwarding<S>>(contexts: Contexts) -> Dire
     }
 }
 
-/// How somebody else may say what the client's address is, if the protocol has a way; `()` is for none.
+/// A protocol's way to get the client's address from a proxy; `()` for protocols without one.
 pub trait Forwarding<S>: Default + Send + Sync + 'static {
-    /// Takes a row of the block; `false` when it is not for it to take.
+    /// Takes a row of the block. Returns `false` if the row is not one of the protocol's own.
     ///
     /// # Errors
-    /// What is wrong with the row. What is to be warned of becomes a note.
+    /// The row is invalid. Warnings are added to the notes.
     fn add(&mut self, row: &Statement, notes: &mut Vec<Diagnostic>) -> Result<bool, Diagnostic>;
 
-    /// The client for whom this address has asked; `None` for nobody else, or if it is not trusted.
+    /// Returns the address of the client behind this one, or `None` if there is none or this address is not trusted.
     fn client(&self, subject: &S, address: IpAddr) -> Option<IpAddr>;
 }
 
@@ -61,15 +61,15 @@ impl<S> Forwarding<S> for () {
     }
 }
 
-/// What counts as the address of whoever has none, a client on a UNIX-domain socket above all.
+/// Address of a client that has none, such as one on a UNIX-domain socket.
 const NO_ADDRESS: Ipv4Addr = Ipv4Addr::BROADCAST;
 
 struct Geo<F> {
-    /// The variable with the address; without one it is the client's.
+    /// The variable with the address; `None` for the client's own.
     source: Option<VariableId>,
     forwarding: F,
     v4: Changes<u32>,
-    /// None with `ranges`, which are of IPv4.
+    /// `None` with `ranges`, which are IPv4 only.
     v6: Option<Changes<u128>>,
     values: Vec<Box<[u8]>>,
 }
@@ -108,7 +108,7 @@ impl<F> Geo<F> {
     }
 }
 
-/// The addresses from which on another value holds, in order; the first one is 0.
+/// The addresses at which the value changes, in order; the first one is 0.
 struct Changes<A> {
     starts: Vec<A>,
     values: Vec<u32>,
@@ -120,11 +120,11 @@ impl<A: Copy + Ord> Changes<A> {
         self.values[after - 1] as usize
     }
 
-    /// From ranges of which each one lies within another one or beside it, the outer ones first where they begin
-    /// together. `narrow` makes what was written as the widest address one of the kind.
+    /// Flattens ranges, each of which lies within another one or beside it; of ranges with the same start, the outer
+    /// ones come first. `narrow` converts an address from the widest type.
     fn new(ranges: impl IntoIterator<Item = Range>, default: u32, narrow: fn(u128) -> A) -> Changes<A> {
         let mut changes = Changes { starts: vec![narrow(0)], values: vec![default] };
-        // The ranges that the address is in, the innermost last.
+        // The ranges around the current address, the innermost last.
         let mut around: Vec<Range> = Vec::new();
         for range in ranges {
             changes.leave(&mut around, Some(range.start), default, narrow);
@@ -135,10 +135,10 @@ impl<A: Copy + Ord> Changes<A> {
         changes
     }
 
-    /// Ends the ranges that end before the address, or all.
+    /// Closes the ranges that end before the address, or all of them.
     fn leave(&mut self, around: &mut Vec<Range>, before: Option<u128>, default: u32, narrow: fn(u128) -> A) {
         while let Some(ended) = around.pop_if(|range| before.is_none_or(|before| range.end < before)) {
-            // The range of all addresses is not left.
+            // The range of all addresses has no address behind its end.
             if let Some(next) = ended.end.checked_add(1)
                 && (size_of::<A>() == size_of::<u128>() || next <= u128::from(u32::MAX))
             {
@@ -157,7 +157,7 @@ impl<A: Copy + Ord> Changes<A> {
     }
 }
 
-/// Addresses from the first to the last one, and the index of their value.
+/// A range of addresses, both ends included, and the index of its value.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     start: u128,
@@ -185,20 +185,20 @@ fn geo<S: Subject, F: Forwarding<S>>(
     Ok(())
 }
 
-/// A block that is being read.
+/// A block that is being parsed.
 #[derive(Default)]
 struct Draft<'s> {
     values: Vec<Box<[u8]>>,
-    /// The values so far, by their texts.
+    /// Indices of the values so far, by text.
     known: HashMap<&'s [u8], u32>,
-    /// Where nothing else is said; the first value, nothing, unless this is said.
+    /// The default value; the first value, which is empty, unless it is set.
     default: Option<u32>,
     networks: Networks,
     ranges: Option<Ranges>,
     is_volatile: bool,
 }
 
-/// Networks by their first address and their length: in order, the outer ones before those within them.
+/// Networks by first address and length: sorted, outer ones before inner ones.
 #[derive(Default)]
 struct Networks {
     v4: BTreeMap<(u32, u8), u32>,
@@ -207,7 +207,7 @@ struct Networks {
 }
 
 impl<'s> Draft<'s> {
-    /// What the rows say that `others` does not take, and what is wrong with them.
+    /// Reads the rows that `others` does not take, and collects the errors.
     fn read(
         rows: &'s [Statement],
         mut others: impl FnMut(&Statement, &mut Vec<Diagnostic>) -> Result<bool, Diagnostic>,
@@ -264,7 +264,7 @@ impl<'s> Draft<'s> {
         Ok(())
     }
 
-    /// A row of a block of ranges: a range with its value, or one to delete.
+    /// Adds or deletes a range, in a block of ranges.
     fn add_range(&mut self, row: &'s Statement, word: &'s Word, notes: &mut Vec<Diagnostic>) -> Result<(), Diagnostic> {
         let is_deletion = row.name.text == "delete";
         let written = if is_deletion { word } else { &row.name };
@@ -325,7 +325,7 @@ fn narrow(address: u128) -> u32 {
 }
 
 impl Networks {
-    /// Returns the value that the very same network had.
+    /// Inserts a network. Returns the value that the same network had before.
     fn insert(&mut self, network: Cidr, value: u32) -> Option<u32> {
         match network.address() {
             IpAddr::V4(address) => self.v4.insert((address.to_bits(), network.length()), value),
@@ -357,8 +357,8 @@ impl Networks {
     }
 }
 
-/// Ranges of IPv4 by their first address, none of which overlaps another one. As in nginx a range is kept in pieces, of
-/// blocks of 65536 addresses each: which ones may be divided, and which can be deleted, is decided piece by piece.
+/// Ranges of IPv4 addresses by first address, without overlaps. As in nginx a range is stored in pieces, one for each
+/// block of 65536 addresses; each piece is divided or deleted by itself.
 #[derive(Default)]
 struct Ranges(BTreeMap<u32, Piece>);
 
@@ -369,8 +369,8 @@ struct Piece {
 }
 
 impl Ranges {
-    /// Adds a range, which may lie within another one; returns the value that the same one had. The error is the range
-    /// that it overlaps.
+    /// Adds a range, which may lie within another one. Returns the value that the same range had before, or as an error
+    /// the range that overlaps.
     fn insert(&mut self, start: u32, end: u32, value: u32) -> Result<Option<u32>, (u32, u32)> {
         let mut same = None;
         for (start, end) in pieces(start, end) {
@@ -403,7 +403,7 @@ impl Ranges {
         Ok(None)
     }
 
-    /// Whether every piece was there as it is.
+    /// Removes a range. Returns `true` if every piece of it existed in exactly this form.
     fn remove(&mut self, start: u32, end: u32) -> bool {
         let mut is_whole = true;
         for (start, end) in pieces(start, end) {
@@ -421,7 +421,7 @@ impl Ranges {
     }
 }
 
-/// The parts of a range that lie in different blocks: at most 65536.
+/// Returns the parts of a range in each block: at most 65536.
 fn pieces(start: u32, end: u32) -> impl Iterator<Item = (u32, u32)> {
     (start >> 16..=end >> 16).map(move |block| (start.max(block << 16), end.min(block << 16 | 0xffff)))
 }
@@ -432,10 +432,10 @@ fn parse_range(text: &[u8]) -> Option<(u32, u32)> {
     (start <= end).then_some((start.to_bits(), end.to_bits()))
 }
 
-/// A network; that it has bits beyond its length becomes a note.
+/// Parses a network. Bits beyond its length lead to a warning in the notes.
 ///
 /// # Errors
-/// It is no network.
+/// The word is not a network.
 pub fn parse_network(word: &Word, notes: &mut Vec<Diagnostic>) -> Result<Cidr, Diagnostic> {
     let invalid = || Diagnostic::emerg(format!("invalid network \"{}\"", word.text)).at(word.span);
     let (network, has_low_bits) = Cidr::parse(&word.text).ok_or_else(invalid)?;
@@ -457,7 +457,7 @@ mod tests {
         Cidr::parse(text.as_bytes()).expect("a network").0
     }
 
-    /// The value of the smallest network, by looking at all of them.
+    /// Finds the value of the smallest network by a linear search.
     fn smallest(networks: &Networks, address: u32) -> u32 {
         let around = networks
             .v4
@@ -474,7 +474,7 @@ mod tests {
         ) {
             let mut networks = Networks::default();
             for (start, length, value, is_deletion) in &rows {
-                // Few different bits, so that networks lie within each other.
+                // Only a few bits differ, so that networks lie within each other.
                 let network = network(start & 0xc00f_0003, *length);
                 if *is_deletion { networks.remove(network); } else { networks.insert(network, *value); }
             }
@@ -512,7 +512,7 @@ mod tests {
                 } else if ranges.insert(first, last, value).is_ok() {
                     model[start as usize..=end as usize].fill(value);
                 } else {
-                    // Such a configuration is refused, whatever was added of it.
+                    // Such a configuration is rejected, so the pieces added so far do not count.
                     ranges.0 = before;
                 }
             }

@@ -1,4 +1,4 @@
-//! geoip: where a client is, by a database of addresses.
+//! geoip: variables with the client's location, from an address database.
 //!   geoip_country FILE [utf8];  geoip_city FILE [utf8];  geoip_org FILE [utf8];       http, stream
 //!   $geoip_country_code, $geoip_country_code3, $geoip_country_name
 //!   $geoip_city, $geoip_city_continent_code, $geoip_city_country_code, $geoip_city_country_code3,
@@ -7,9 +7,9 @@
 //!   $geoip_org
 //! (<https://nginx.org/en/docs/http/ngx_http_geoip_module.html>)
 //!
-//! The databases are those of today (MaxMind DB, `.mmdb`), not the legacy ones (`.dat`) that nginx reads. They are in
-//! memory before a client comes: looking an address up waits for nothing, and follows 128 branches at most. What a
-//! record lacks has no value.
+//! The databases are MaxMind DB files (`.mmdb`), not the legacy ones (`.dat`) that nginx reads. They are loaded into
+//! memory before the first client: a lookup never blocks and follows at most 128 branches. A field that the record
+//! lacks has no value.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -30,15 +30,15 @@ use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
 use super::append::{append, append_number, append_text};
 
-/// What the subjects of a protocol say of themselves.
+/// Access to a subject's databases and address.
 pub trait Located: Subject {
-    /// Settings of the protocol's own, beside the databases.
+    /// Protocol-specific settings beside the databases.
     type Own: Default + Send + Sync + 'static;
 
     /// The settings in force.
     fn databases(&self) -> Option<&Databases<Self::Own>>;
 
-    /// The address to look up; `None` for who has none.
+    /// The address to look up, or `None` if the client has none.
     fn address(&self) -> Option<IpAddr>;
 }
 
@@ -48,11 +48,11 @@ pub struct Databases<P: 'static> {
     country: Setting<Database>,
     city: Setting<Database>,
     org: Setting<Database>,
-    /// What a protocol has besides.
+    /// Protocol-specific settings.
     pub own: P,
 }
 
-/// The directives, for a block whose context this is.
+/// Returns the directives for a block with this context.
 pub const fn directives<P: Default + Send + Sync + 'static>(context: Contexts) -> [Directive; 3] {
     const ROW: Directive = Directive {
         name: "",
@@ -88,7 +88,7 @@ pub const fn directives<P: Default + Send + Sync + 'static>(context: Contexts) -
     ]
 }
 
-/// The variables.
+/// Returns the variables.
 pub const fn variables<S: Located>() -> [Variable<S>; 16] {
     [
         Variable::named("geoip_country_code", |subject: &S, _, out| {
@@ -137,7 +137,7 @@ pub const fn variables<S: Located>() -> [Variable<S>; 16] {
                 |found| found.get(&path!["location", "metro_code"]).is_some_and(|Whole(code)| append_number(out, code)),
             )
         }),
-        // Telephone area codes were in legacy databases alone.
+        // Only legacy databases had telephone area codes.
         Variable::named("geoip_area_code", |_: &S, _, _| false),
         Variable::named("geoip_org", |subject: &S, _, out| {
             with(subject, |of| &of.org, |found| found.append_organization(out))
@@ -145,22 +145,22 @@ pub const fn variables<S: Located>() -> [Variable<S>; 16] {
     ]
 }
 
-/// A database, which is read when the whole configuration is known.
+/// A database, loaded when the whole configuration is known.
 #[derive(Clone)]
 struct Database(Arc<Opened>);
 
 struct Opened {
-    /// As it is written.
+    /// Path as written in the configuration.
     file: BString,
     reader: OnceLock<Reader<DataMapping>>,
-    /// Something in it could not be read, and that was said: once is enough.
+    /// `true` after the first read error was logged: only that one is.
     is_reported: AtomicBool,
 }
 
-/// What databases for a directive are called in nginx's messages, and which types they have.
+/// A directive's kind of database: its name in nginx's messages and its types.
 struct Kind {
     name: &'static str,
-    /// One of these is in the name of the type, in whatever case.
+    /// The type's name contains one of these, in any case.
     types: &'static [&'static str],
     hint: &'static str,
 }
@@ -195,9 +195,9 @@ fn org(builder: &mut Builder, statement: &Statement) -> Result<Database, Diagnos
     database(builder, statement, &ORG)
 }
 
-/// What a directive names, to be read later.
+/// Returns the database that a directive names, to be loaded later.
 fn database(builder: &mut Builder, statement: &Statement, kind: &'static Kind) -> Result<Database, Diagnostic> {
-    // All texts are UTF-8, whether that is asked for or not.
+    // All texts are UTF-8, with or without the parameter.
     if let Some(charset) = statement.args.get(1).filter(|charset| charset.text != "utf8") {
         return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", charset.text)).at(charset.span));
     }
@@ -238,23 +238,21 @@ impl Database {
             let message = format!("invalid {} database \"{file}\" type:{kind_of_file}", kind.name);
             return Err(Diagnostic::emerg(message).at(span).hint(kind.hint));
         }
-        // Nobody else fills it.
+        // Set only once, so this cannot fail.
         drop(self.0.reader.set(reader));
         Ok(())
     }
 }
 
-/// Whether this, which is no database of today's format, looks like one of the legacy one: by its name, or by the mark
-/// before the type at its end.
+/// Returns `true` if the file seems to be a legacy database, by its name or by the marker before the type at its end.
 fn is_legacy(file: &[u8], data: &[u8]) -> bool {
-    /// How far from the end the mark may be.
+    /// Maximum distance of the marker from the end.
     const TYPE_BYTES: usize = 20;
     let end = &data[data.len().saturating_sub(TYPE_BYTES + 3)..];
     file.to_ascii_lowercase().ends_with(b".dat") || end.contains_str(b"\xff\xff\xff")
 }
 
-/// Looks a subject's address up in a database, if the configuration has it, and does what is to be done with the
-/// record.
+/// Looks a subject's address up in a database, if one is configured, and applies a function to the record.
 fn with<S: Located>(
     subject: &S,
     database: fn(&Databases<S::Own>) -> &Setting<Database>,
@@ -272,7 +270,7 @@ fn with<S: Located>(
 }
 
 impl Opened {
-    /// Says that something cannot be read. A client chooses how often it is looked up, so it is said once.
+    /// Logs that something cannot be read, once: clients decide how often it is looked up.
     fn report<S: Subject>(&self, subject: &S, error: &dyn fmt::Display) -> bool {
         if !self.is_reported.swap(true, Ordering::Relaxed) {
             subject.log(Level::Error, format_args!("invalid GeoIP database \"{}\": {error}", self.file));
@@ -281,7 +279,7 @@ impl Opened {
     }
 }
 
-/// What a database says of an address.
+/// The database's record for an address.
 struct Record<'d, S> {
     found: LookupResult<'d, DataMapping>,
     opened: &'d Opened,
@@ -289,7 +287,7 @@ struct Record<'d, S> {
 }
 
 impl<'d, S: Subject> Record<'d, S> {
-    /// A value, if the record has it and it is of this type.
+    /// Returns a value, if the record has it with this type.
     fn get<T: Deserialize<'d>>(&self, path: &[PathElement<'_>]) -> Option<T> {
         self.found.decode_path(path).unwrap_or_else(|error| {
             self.opened.report(self.subject, &error);
@@ -305,13 +303,13 @@ impl<'d, S: Subject> Record<'d, S> {
         self.get(path).is_some_and(|Fraction(degrees)| append_text(out, format_args!("{degrees:.4}")))
     }
 
-    /// The country's code of three letters, which is not in the record.
+    /// Appends the country's code of three letters, which is not in the record.
     fn append_code3(&self, out: &mut Vec<u8>) -> bool {
         let code = self.get::<&str>(&path!["country", "iso_code"]).and_then(code3);
         code.is_some_and(|code| append(out, code.as_bytes()))
     }
 
-    /// Who an address belongs to, by the most telling of what the kinds of databases know.
+    /// Appends the owner of the address, from the most specific field that the database has.
     fn append_organization(&self, out: &mut Vec<u8>) -> bool {
         self.append(&path!["organization"], out)
             || self.append(&path!["isp"], out)
@@ -321,7 +319,7 @@ impl<'d, S: Subject> Record<'d, S> {
             || self.append_autonomous_system(out)
     }
 
-    /// `AS64496 Example`, as legacy databases have it.
+    /// Appends `AS64496 Example`, the form of legacy databases.
     fn append_autonomous_system(&self, out: &mut Vec<u8>) -> bool {
         let Some(Whole(number)) = self.get(&path!["autonomous_system_number"]) else { return false };
         let name = self.get::<&str>(&path!["autonomous_system_organization"]);
@@ -330,10 +328,10 @@ impl<'d, S: Subject> Record<'d, S> {
     }
 }
 
-/// A whole number, whichever of the types of numbers it has.
+/// An integer, of any integer type in the database.
 struct Whole(u64);
 
-/// A number of degrees, in either precision.
+/// A number of degrees, in single or double precision.
 struct Fraction(f64);
 
 impl<'d> Deserialize<'d> for Whole {
@@ -376,13 +374,13 @@ impl<'d> Deserialize<'d> for Fraction {
     }
 }
 
-/// The code of three letters for one of two (ISO 3166-1).
+/// Returns the country's code of three letters for its code of two (ISO 3166-1).
 fn code3(code: &str) -> Option<&'static str> {
     COUNTRIES.split_ascii_whitespace().find_map(|row| row.strip_prefix(code)).filter(|rest| rest.len() == 3)
 }
 
-/// Of each country the codes of two and of three letters (ISO 3166-1). XK, which ISO leaves to its users, stands for
-/// Kosovo in databases.
+/// The codes of two and of three letters of each country (ISO 3166-1). XK is user-assigned in ISO 3166-1; databases use
+/// it for Kosovo.
 const COUNTRIES: &str = "\
 ADAND AEARE AFAFG AGATG AIAIA ALALB AMARM AOAGO AQATA ARARG ASASM ATAUT AUAUS AWABW AXALA AZAZE BABIH BBBRB
 BDBGD BEBEL BFBFA BGBGR BHBHR BIBDI BJBEN BLBLM BMBMU BNBRN BOBOL BQBES BRBRA BSBHS BTBTN BVBVT BWBWA BYBLR

@@ -1,9 +1,9 @@
-//! health_check: what active checks of http and stream have in common: their parameters, which peer is asked when, and
-//! what is told of the answers. How a peer is asked is the protocol's (`Asks`).
+//! health_check: the common part of active checks in http and stream: parameters, schedule and log messages. The
+//! protocol makes the check itself (`Asks`).
 //!   health_check [interval=TIME] [jitter=TIME] [fails=N] [passes=N] [match=NAME] [port=N] [mandatory [persistent]]
 //!
-//! A service of the process asks, with a task for each peer. What the checks come to is the engine's to keep and to act
-//! on ([`gale_engine::upstream::Check`]); the group needs no `zone` for that.
+//! A service of the process runs the checks, with a task for each peer. The engine keeps the results and acts on them
+//! ([`gale_engine::upstream::Check`]); the group needs no `zone` for that.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -22,31 +22,32 @@ use gale_runtime::{Notify, SocketAddress, TaskId, abort, random_u64, sleep, spaw
 
 use super::limits::invalid_parameter;
 
-/// How long it is between two checks, unless said otherwise.
+/// Default time between two checks.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether the group has other peers by now.
+/// Interval at which the group is searched for new and removed peers.
 const LOOK_FOR_PEERS_EVERY: Duration = Duration::from_secs(1);
 
-/// How many peers a check asks at the same time: a large group is not to take all connections of the worker.
+/// Maximum number of peers that a check asks at the same time, so that a large group does not use up the worker's
+/// connections.
 const UNDER_WAY_MAX: usize = 128;
 
-/// What every check says.
+/// Parameters that every check has.
 #[derive(Clone)]
 pub(crate) struct Rules {
-    /// Where it is written.
+    /// Place of the directive in the configuration.
     pub span: Span,
     pub interval: Duration,
     pub jitter: Duration,
     pub thresholds: Thresholds,
-    /// The name of the `match`.
+    /// Name of the `match` block.
     pub matches: Option<Word>,
     pub port: Option<u16>,
     pub before: BeforeFirstCheck,
 }
 
 impl Rules {
-    /// Reads the parameters. Those that are the protocol's `take_own` takes, and says whether they are.
+    /// Parses the parameters. `take_own` takes those of the protocol, and returns `false` for all others.
     pub fn parse(
         statement: &Statement,
         mut take_own: impl FnMut(&Word) -> Result<bool, Diagnostic>,
@@ -105,7 +106,7 @@ impl Rules {
         Ok(())
     }
 
-    /// Where a peer is asked.
+    /// Returns the address at which a peer is checked.
     pub fn address(&self, peer: &CheckedPeer) -> SocketAddress {
         match (peer.address.inet(), self.port) {
             (Some(mut address), Some(port)) => {
@@ -117,29 +118,29 @@ impl Rules {
     }
 }
 
-/// A parameter's name and value: `name=value`, or a name alone.
+/// Splits a parameter, `name=value` or a name alone.
 pub(crate) fn parameter(word: &Word) -> (&[u8], Option<&[u8]>) {
     let name_end = word.text.iter().position(|&byte| byte == b'=').unwrap_or(word.text.len());
     let (name, value) = word.text.split_at(name_end);
     (name, value.strip_prefix(b"="))
 }
 
-/// Asks the peers of a group.
+/// A protocol's way to check the peers of a group.
 pub(crate) trait Asks: 'static {
-    /// What is kept of a peer from one check to the next, such as a connection.
+    /// State kept for a peer between two checks, such as a connection.
     type Kept: Default;
 
-    /// The check.
+    /// Returns the check.
     fn check(&self) -> &Check;
 
-    /// Its parameters.
+    /// Returns its parameters.
     fn rules(&self) -> &Rules;
 
-    /// Asks a peer once, and takes down what has come out.
+    /// Checks a peer once and records the result.
     fn ask(&self, peer: &CheckedPeer, kept: &mut Self::Kept) -> impl Future<Output = ()>;
 }
 
-/// Has the peers of a group asked again and again, until the service is to end.
+/// Checks the peers of a group repeatedly, until the service is to end.
 pub(crate) async fn run<S: Service, A: Asks>(context: &Context<S>, asks: A) {
     let checker = Rc::new(Checker { asks, under_way: Cell::new(0), has_ended: Notify::new() });
     let mut tasks = Tasks::default();
@@ -149,7 +150,7 @@ pub(crate) async fn run<S: Service, A: Asks>(context: &Context<S>, asks: A) {
     }
 }
 
-/// The tasks of a service, which end with it.
+/// Tasks of a service, which end with it.
 #[derive(Default)]
 struct Tasks {
     peers: Option<CheckedPeers>,
@@ -159,12 +160,12 @@ struct Tasks {
 struct Task {
     peer: CheckedPeer,
     id: TaskId,
-    /// As long as it runs.
+    /// Valid while the task runs.
     is_running: Weak<()>,
 }
 
 impl Tasks {
-    /// Has the peers checked that are there now, and no others. A task that has panicked is started again.
+    /// Starts tasks for new peers and ends those of removed ones. A task that has panicked is started again.
     fn settle<A: Asks>(&mut self, checker: &Rc<Checker<A>>) {
         let has_run_dry = self.tasks.iter().any(|task| task.is_running.strong_count() == 0);
         let check = checker.asks.check();
@@ -199,12 +200,12 @@ fn start<A: Asks>(checker: &Rc<Checker<A>>, peer: CheckedPeer) -> Task {
     Task { peer, id, is_running }
 }
 
-/// What the tasks of a service have in common.
+/// State that the tasks of a service share.
 struct Checker<A> {
     asks: A,
-    /// How many peers are being asked.
+    /// Number of checks in flight.
     under_way: Cell<usize>,
-    /// One of them is done.
+    /// Notified when a check ends.
     has_ended: Notify,
 }
 
@@ -225,7 +226,7 @@ impl<A: Asks> Checker<A> {
         }
     }
 
-    /// Waits until one more peer may be asked.
+    /// Waits until another check may begin.
     async fn permit(&self) -> Permit<'_> {
         while self.under_way.get() >= UNDER_WAY_MAX {
             self.has_ended.notified().await;
@@ -235,7 +236,7 @@ impl<A: Asks> Checker<A> {
     }
 }
 
-/// Lets another peer be asked when it is dropped.
+/// Permit for a check in flight; dropping it lets another check begin.
 struct Permit<'c> {
     under_way: &'c Cell<usize>,
     has_ended: &'c Notify,
@@ -248,20 +249,20 @@ impl Drop for Permit<'_> {
     }
 }
 
-/// Why a peer has not passed a check.
+/// Reason why a peer failed a check.
 pub(crate) struct Failed {
-    /// What happened, with what was being done.
+    /// The error, with the action that failed.
     pub text: String,
-    /// What was being done.
+    /// The action that failed.
     pub action: &'static str,
 }
 
-/// Where messages about checks go, and what they say behind what has happened.
+/// Log of a check, with the context that follows each message.
 pub(crate) struct CheckLog<'l> {
     pub log: &'l ErrorLog,
     pub check: &'l Check,
     pub peer: &'l CheckedPeer,
-    /// The name of the `match`; empty for none.
+    /// Name of the `match` block; empty for none.
     pub matches: &'l BStr,
 }
 
@@ -273,10 +274,10 @@ impl CheckLog<'_> {
         self.log.write(level, None, &message);
     }
 
-    /// Takes down what a check has come to, and says so.
+    /// Records the result of a check and logs it.
     pub fn note(&self, result: Result<(), Failed>, thresholds: Thresholds) {
         let CheckLog { check, peer, .. } = self;
-        // A peer that stays ill is told of once.
+        // A peer that stays unhealthy is logged once.
         let is_known = check.finds_ill(peer);
         if let Err(failed) = &result {
             self.write(if is_known { Level::Info } else { Level::Error }, &failed.text);

@@ -1,12 +1,12 @@
-//! limit_conn: how many requests, or sessions, a key may have under way at once.
+//! limit_conn: limit on the number of concurrent requests or sessions per key.
 //!   limit_conn_zone KEY zone=NAME:SIZE;                          http, stream
 //!   limit_conn ZONE NUMBER;
 //!   limit_conn_log_level LEVEL;  limit_conn_dry_run on | off;
 //!   $limit_conn_status
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_conn_module.html>)
 //!
-//! A subject counts from when it is judged until it is over, however it ends, and is judged once. A zone that is full
-//! rejects: every key in it is in use.
+//! A subject counts from its check until its end, however it ends, and is checked once. A full zone rejects, since
+//! every key in it is in use.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use gale_engine::zone::{Full, Ticket, Zone};
 
 use super::limits::{invalid_parameter, needs_zone};
 
-/// `limit_conn_zone`, for blocks that stand in `contexts`.
+/// Returns `limit_conn_zone` for blocks in `contexts`.
 pub const fn zone_directive<S: Counting>(contexts: Contexts) -> Directive {
     Directive {
         name: ZONE,
@@ -37,7 +37,7 @@ pub const fn zone_directive<S: Counting>(contexts: Contexts) -> Directive {
     }
 }
 
-/// What a scope says.
+/// Limits of a scope.
 pub struct Limits<S: 'static> {
     limits: Setting<Vec<Limit<S>>>,
     /// `limit_conn_log_level`
@@ -48,7 +48,7 @@ pub struct Limits<S: 'static> {
 
 const ZONE: &str = "limit_conn_zone";
 
-/// The longest key that counts.
+/// Maximum length of a key that is counted.
 const KEY_LENGTH_MAX: usize = 255;
 
 /// The largest limit.
@@ -64,19 +64,19 @@ struct Limit<S: 'static> {
 struct Counted<S> {
     name: BString,
     key: Template<S>,
-    /// As it is written, for messages.
+    /// The key as written in the configuration, for messages.
     key_text: BString,
-    /// How many subjects each key has under way: one at least.
+    /// Number of concurrent subjects of each key: at least one.
     counts: Arc<Zone<u32>>,
     verdicts: Arc<Verdicts>,
 }
 
-/// What became of those that the limits of a zone were for: as [`Verdict`] has it.
+/// Verdicts on the subjects of a zone, indexed by [`Verdict`].
 pub type Verdicts = Tally<3>;
 
-/// The zones of subjects of this kind, among the figures of a configuration.
+/// A subject whose zones are listed under a kind of their own.
 pub trait Counting: Subject {
-    /// The kind.
+    /// The kind of the zones; see [`figures`](super::figures).
     const FIGURES: &'static str;
 }
 
@@ -92,14 +92,14 @@ impl<S> Clone for Limit<S> {
     }
 }
 
-/// What became of a subject.
+/// Verdict on a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may go on.
+    /// Within the limits.
     Passed,
-    /// There are too many.
+    /// Above a limit.
     Rejected,
-    /// There are too many, and it goes on.
+    /// Above a limit, but it may go on.
     RejectedDryRun,
 }
 
@@ -113,7 +113,7 @@ impl Verdict {
     }
 }
 
-/// A place in a zone, given back when it is dropped.
+/// A subject counted in a zone; dropping it uncounts the subject.
 struct Held {
     counts: Arc<Zone<u32>>,
     ticket: Ticket,
@@ -128,11 +128,11 @@ impl Drop for Held {
     }
 }
 
-/// What became of it: it is judged once, be it in a part of it.
+/// Verdict on the subject; a note, also seen by its subrequests, so that it is checked once.
 #[derive(Default)]
 struct Judged(Cell<Option<Verdict>>);
 
-/// `$limit_conn_status`
+/// Appends `$limit_conn_status`.
 pub fn append_status<S: Subject>(subject: &S, _: &[u8], out: &mut Vec<u8>) -> bool {
     let Some(verdict) = subject.shared_note::<Judged>().0.get() else { return false };
     out.extend_from_slice(verdict.name());
@@ -140,12 +140,12 @@ pub fn append_status<S: Subject>(subject: &S, _: &[u8], out: &mut Vec<u8>) -> bo
 }
 
 impl<S: Subject> Limits<S> {
-    /// Whether nothing is limited.
+    /// Returns `true` if there are no limits.
     pub fn is_empty(&self) -> bool {
         self.limits.get().is_empty()
     }
 
-    /// Whether the subject may go on. It holds its places until it is over.
+    /// Returns `true` if the subject may go on. It is counted until its end.
     pub fn admit(&self, subject: &mut S) -> bool {
         let judged = subject.shared_note::<Judged>();
         if judged.0.get().is_some() {
@@ -172,7 +172,8 @@ impl<S: Subject> Limits<S> {
         }
     }
 
-    /// A place in every zone that has a key for the subject; none when one of them has no more.
+    /// Counts the subject in every zone that has a key for it. Returns `None`, and counts nothing, if one of them is at
+    /// its limit.
     fn take_places(&self, subject: &S) -> Option<Vec<Held>> {
         let mut places = Vec::new();
         for limit in self.limits.get() {
@@ -208,10 +209,10 @@ impl<S: Subject> Limits<S> {
         Some(places)
     }
 
-    /// `limit_conn ZONE NUMBER`
+    /// Adds `limit_conn ZONE NUMBER`.
     ///
     /// # Errors
-    /// In nginx's words.
+    /// A message in nginx's words.
     pub fn add(&mut self, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
         let (name, number) = (&statement.args[0], &statement.args[1]);
         let zone = builder.zone::<Counted<S>>(ZONE, &name.text, name.span)?;
@@ -232,7 +233,7 @@ impl<S: Subject> Limits<S> {
         Ok(())
     }
 
-    /// A level with limits of its own has none from outside.
+    /// Inherits the parent's limits if the level has none of its own.
     pub fn inherit(&mut self, parent: Option<&Limits<S>>) {
         if let Some(parent) = parent {
             self.limits.inherit(&parent.limits);

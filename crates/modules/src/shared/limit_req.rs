@@ -1,10 +1,10 @@
-//! limit_req: leaky-bucket limit on a rate, of requests or of sessions.
+//! limit_req: leaky-bucket limit on the rate of requests or sessions.
 //!   limit_req_zone KEY zone=NAME:SIZE rate=N(r/s|r/m);           http; in stream limit_session_zone
 //!   limit_req zone=NAME [burst=N] [nodelay | delay=N];           in stream limit_session, which delays nothing
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_req_module.html>)
 //!
-//! Rates and what exceeds them are counted in thousandths of a request, times in milliseconds, as nginx does, so that
-//! the same requests are delayed for the same time.
+//! As in nginx, rates and excesses are in thousandths of a request and times in milliseconds, so that the same requests
+//! are delayed for the same time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,33 +27,33 @@ use super::limits::{invalid, invalid_parameter, needs_zone};
 
 /// A subject whose rate may be limited.
 pub trait Limited: Subject {
-    /// What its directives are called.
+    /// Name of the directive that defines a zone.
     const ZONE: &'static str;
-    /// What its directives are called.
+    /// Name of the directive that sets a limit.
     const LIMIT: &'static str;
-    /// Its zones' kind, among the figures of a configuration.
+    /// The kind of the zones; see [`figures`](super::figures).
     const FIGURES: &'static str;
 }
 
-/// What became of those whose rate a zone limits: as [`Verdict`] has it.
+/// Verdicts on the subjects of a zone, indexed by [`Verdict`].
 pub type Verdicts = Tally<5>;
 
-/// What a limit says of a subject.
+/// Verdict of the limits on a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may go on.
+    /// Within the rate.
     Passed,
-    /// It has to wait.
+    /// Above the rate, within the burst: it is delayed.
     Delayed,
-    /// It exceeds the rate.
+    /// Above the rate and the burst.
     Rejected,
-    /// It would have to wait.
+    /// It would be delayed.
     DelayedDryRun,
-    /// It exceeds the rate, and goes on.
+    /// It would be rejected.
     RejectedDryRun,
 }
 
-/// The directive of zones, for blocks that stand in `contexts`.
+/// Returns the directive that defines zones, for blocks in `contexts`.
 pub(crate) const fn zone_directive<S: Limited>(contexts: Contexts, about: &'static str) -> Directive {
     Directive {
         name: S::ZONE,
@@ -66,17 +66,17 @@ pub(crate) const fn zone_directive<S: Limited>(contexts: Contexts, about: &'stat
     }
 }
 
-/// A request, in the unit of rates and excesses.
+/// One request, in the unit of rates and excesses.
 pub(crate) const REQUEST: u64 = 1000;
 
-/// `nodelay`: more than any excess.
+/// Value of `nodelay`: larger than any excess.
 const NEVER_DELAY: u64 = u64::MAX;
 
-/// A zone whose rate holds here.
+/// A limit of a scope.
 pub(crate) struct Limit<S: 'static> {
     zone: ZoneRef<Rate<S>>,
     burst: u64,
-    /// Above this excess requests are delayed.
+    /// Requests above this excess are delayed.
     delay: u64,
 }
 
@@ -86,13 +86,13 @@ impl<S> Clone for Limit<S> {
     }
 }
 
-/// A zone.
+/// A zone with its key and its rate.
 pub(crate) struct Rate<S: 'static> {
     pub name: BString,
     key: Template<S>,
-    /// As it is written, for messages.
+    /// The key as written in the configuration, for messages.
     key_text: BString,
-    /// Thousandths of a request a second.
+    /// Thousandths of a request per second.
     rate: u64,
     buckets: Arc<Zone<Bucket>>,
     verdicts: Arc<Verdicts>,
@@ -104,19 +104,19 @@ impl<S> Rate<S> {
     }
 }
 
-/// What is known of one key.
+/// State of one key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Bucket {
-    /// When it was counted last, in milliseconds.
+    /// Time of the last count, in milliseconds.
     last_ms: u64,
     excess: u64,
-    /// How many requests are between looking at it and counting: it is not removed meanwhile.
+    /// Number of requests that have checked the bucket and not counted yet. It is not removed while there are any.
     holders: u32,
-    /// It was never counted.
+    /// `true` until the first count.
     is_fresh: bool,
 }
 
-/// What all limits together say.
+/// Result of all limits together.
 pub(crate) enum Judgement<'l, S: 'static> {
     /// No zone has a key for the subject.
     Unlimited,
@@ -134,14 +134,14 @@ pub(crate) enum Judgement<'l, S: 'static> {
     NoRoom,
 }
 
-/// All limits are looked at first; the request counts only if none of them rejects it.
+/// Checks all limits first; the request counts only if none of them rejects it.
 pub(crate) fn judge<'l, S: Limited>(subject: &S, limits: &'l [Limit<S>], is_dry_run: bool) -> Judgement<'l, S> {
     let mut asked: SmallVec<[&Rate<S>; 2]> = SmallVec::new();
     let judgement = ask(subject, limits, &mut asked);
     let rejected = if is_dry_run { Verdict::RejectedDryRun } else { Verdict::Rejected };
     let delayed = if is_dry_run { Verdict::DelayedDryRun } else { Verdict::Delayed };
     match &judgement {
-        // The last one that was asked has had enough; those before it have not counted the subject.
+        // The last zone checked has rejected the subject; those before it have not counted it.
         Judgement::Rejected { .. } | Judgement::NoRoom => {
             asked.last().into_iter().for_each(|zone| zone.count(rejected))
         }
@@ -155,7 +155,7 @@ pub(crate) fn judge<'l, S: Limited>(subject: &S, limits: &'l [Limit<S>], is_dry_
     judgement
 }
 
-/// What all limits together say; `asked` gets the zones that have a key for the subject.
+/// Checks all limits; `asked` gets the zones that have a key for the subject.
 fn ask<'l, S: Limited>(
     subject: &S,
     limits: &'l [Limit<S>],
@@ -178,7 +178,7 @@ fn ask<'l, S: Limited>(
         }
         asked.push(zone);
         let key = zone.buckets.key(&key);
-        // Nothing can come between for the last one.
+        // No later limit can reject the request, so the last one counts at once.
         let counts_now = number + 1 == limits.len();
         match limit.check(&key, now_ms, counts_now) {
             Check::Exceeds(excess) => return Judgement::Rejected { excess, zone },
@@ -209,7 +209,7 @@ fn ask<'l, S: Limited>(
     }
 }
 
-/// What one limit says, before the request counts.
+/// Result of one limit, before the request counts.
 enum Check {
     Exceeds(u64),
     Counted(u64),
@@ -244,14 +244,14 @@ impl<S> Limit<S> {
         })
     }
 
-    /// How long a request with this excess waits.
+    /// Returns the delay of a request with this excess.
     fn delay_ms(&self, excess: u64) -> u64 {
         excess.saturating_sub(self.delay).saturating_mul(1000) / self.zone.rate
     }
 }
 
 impl Bucket {
-    /// Clocks of workers differ by some milliseconds: time does not go back.
+    /// Returns the time since the last count. Clocks of workers differ by some milliseconds: time does not go back.
     fn elapsed_ms(&self, now_ms: u64) -> u64 {
         if self.is_fresh { u64::MAX } else { now_ms.saturating_sub(self.last_ms) }
     }
@@ -264,10 +264,10 @@ impl Bucket {
         (self.excess + REQUEST).saturating_sub(leaked)
     }
 
-    /// Counts a request and says the excess.
+    /// Counts a request and returns its excess.
     fn count(&mut self, now_ms: u64, rate: u64) -> u64 {
         self.excess = self.excess_with_request(now_ms, rate);
-        // Within a millisecond nothing leaks.
+        // Nothing leaks within a millisecond.
         if self.elapsed_ms(now_ms) > 0 {
             self.last_ms = now_ms;
         }
@@ -275,23 +275,25 @@ impl Bucket {
         self.excess
     }
 
-    /// Nothing would change if it were not there.
+    /// Returns `true` if the bucket is in the same state as a new one.
     fn has_leaked_out(&self, now_ms: u64, rate: u64) -> bool {
         let elapsed_ms = self.elapsed_ms(now_ms);
         elapsed_ms >= IDLE_MS_MIN && self.excess <= rate.saturating_mul(elapsed_ms) / 1000
     }
 }
 
-/// Keys that were used within this time are not looked at when old ones are cleared away.
+/// Buckets used within this time are not considered when old ones are removed.
 const IDLE_MS_MIN: u64 = 60_000;
 
-/// How many keys that have leaked out are cleared away when a new one comes.
+/// Maximum number of empty buckets that are removed for each new key.
 const CLEARED_MAX: usize = 2;
 
-/// How many keys a new one may push out, whatever their excess: a long key must not let hundreds of others begin anew.
+/// Maximum number of buckets that a new key may evict, whatever their excess: a long key must not reset hundreds of
+/// others.
 const PUSHED_OUT_MAX: usize = 3;
 
-/// A bucket for a new key. When the zone is full, keys that were not used for longest make room, whatever their excess.
+/// Returns a bucket for a new key. If the zone is full, the least recently used buckets are evicted, whatever their
+/// excess.
 fn make_room(table: &mut Table<Bucket>, key: &Key<'_>, now_ms: u64, rate: u64) -> Result<EntryId, Full> {
     if !table.could_hold(key) {
         return Err(Full);
@@ -313,7 +315,7 @@ fn make_room(table: &mut Table<Bucket>, key: &Key<'_>, now_ms: u64, rate: u64) -
     table.insert(key, fresh)
 }
 
-/// A bucket that has been looked at and not yet counted.
+/// A bucket that was checked and not counted yet.
 struct Held<'l, S: 'static> {
     limit: &'l Limit<S>,
     ticket: Ticket,
@@ -321,7 +323,7 @@ struct Held<'l, S: 'static> {
 }
 
 impl<S> Held<'_, S> {
-    /// Counts the request and says the excess; none in a zone that was emptied meanwhile.
+    /// Counts the request and returns its excess; 0 in a zone that was emptied meanwhile.
     fn count(&mut self, now_ms: u64) -> u64 {
         self.is_counted = true;
         let Rate { rate, buckets, .. } = &*self.limit.zone;
@@ -371,7 +373,7 @@ fn add_zone<S: Limited>(builder: &mut Builder, statement: &Statement) -> Result<
     Ok(())
 }
 
-/// `10r/s`, `10r/m`; a number alone is one of requests a second.
+/// Parses `10r/s` or `10r/m`; a plain number means requests per second.
 fn parse_rate(text: &[u8]) -> Option<u64> {
     let (number, seconds) = match text {
         [number @ .., b'r', b'/', b's'] => (number, 1),
@@ -382,7 +384,7 @@ fn parse_rate(text: &[u8]) -> Option<u64> {
     Some(requests.saturating_mul(REQUEST) / seconds)
 }
 
-/// Adds what a directive says to those of its level. `may_delay`: it may have `delay` and `nodelay`.
+/// Adds a limit to those of its level. `may_delay` allows the parameters `delay` and `nodelay`.
 pub(crate) fn add_limit<S: Limited>(
     limits: &mut Setting<Vec<Limit<S>>>,
     may_delay: bool,
@@ -422,7 +424,7 @@ fn requests(text: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A sequence of requests, each so many milliseconds after the one before, and what each exceeds the rate by.
+    /// Returns the excess of each request in a sequence; the pauses before them are in milliseconds.
     #[track_caller]
     fn excesses(rate: &str, pauses_ms: &[u64]) -> Vec<u64> {
         let rate = parse_rate(rate.as_bytes()).unwrap();
@@ -441,7 +443,7 @@ mod tests {
         assert_eq!(excesses("1r/s", &[0, 999, 1, 1000]), [0, 1, 1000, 1000]);
         assert_eq!(excesses("1r/s", &[0, 500, 600, 10_000]), [0, 500, 900, 0]);
         assert_eq!(excesses("10r/s", &[0, 1, 1, 198]), [0, 990, 1980, 1000]);
-        // 16 thousandths a second; nothing leaks in less than 63 milliseconds, and then it is forgotten.
+        // 16 thousandths a second; nothing leaks in less than 63 milliseconds, and that time is lost.
         assert_eq!(excesses("1r/m", &[0, 62, 62, 1000]), [0, 1000, 2000, 2984]);
         assert_eq!(excesses("30r/m", &[0, 1000, 1000]), [0, 500, 1000]);
         assert_eq!(excesses("9223372036854775807r/s", &[0, 0, 1]), [0, 1000, 0]);
@@ -461,7 +463,8 @@ mod tests {
         while take(format!("{count}").as_bytes()).1 > count {
             count += 1;
         }
-        // What never fits pushes nobody out; what needs more room than three leave does not get it at once.
+        // A key that can never fit evicts nothing; one that needs more room than three buckets leave is not added at
+        // once.
         assert_eq!(take(&[b'a'; KEY_LENGTH_MAX]), (false, count));
         assert_eq!(take(&[b'b'; 300]), (false, count - 3));
         assert_eq!(take(&[b'c'; 100]), (true, count - 2));
@@ -507,7 +510,7 @@ mod tests {
         let capacity = (0..).map(|number| insert(number, 0).unwrap()).zip(0..).find(|(len, number)| len == number);
         let (capacity, next) = capacity.expect("it is full at some time");
         assert!(capacity > 400 && !has(0) && has(1) && has(next as u32));
-        // A minute later everybody else has leaked out: two go for each that comes.
+        // A minute later all other buckets are empty: each new key removes two.
         assert_eq!(insert(1_000_000, 60_000), Ok(capacity - 1));
         assert!(!has(1) && !has(2) && has(3));
     }

@@ -1,8 +1,8 @@
-//! `log_format`: what a line of an access log says.
+//! `log_format`: the format of an access log's lines.
 //!   log_format NAME [escape=default|json|none] STRING ...;                         http, stream
 //! (<https://nginx.org/en/docs/http/ngx_http_log_module.html#log_format>)
 //!
-//! A format must stand before the logs that use it, as in nginx.
+//! As in nginx, a format must be defined before the logs that use it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -25,10 +25,10 @@ impl<S> Default for Formats<S> {
 }
 
 impl<S: Subject> Formats<S> {
-    /// `log_format`
+    /// Adds a `log_format`.
     ///
     /// # Errors
-    /// In nginx's words: the name is taken, or something is wrong with the texts.
+    /// In nginx's words: the name is taken, or a text is invalid.
     pub fn add(&mut self, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
         let name = &statement.args[0];
         if self.0.iter().any(|(other, _)| *other == name.text) {
@@ -44,10 +44,10 @@ impl<S: Subject> Formats<S> {
         Ok(())
     }
 
-    /// The format of this name, whatever its case.
+    /// Returns the format with this name; names ignore case.
     ///
     /// # Errors
-    /// There is none so far.
+    /// No such format is defined so far.
     pub fn find(&self, name: &Word) -> Result<Arc<Format<S>>, Diagnostic> {
         let found = self.0.iter().find(|(known, _)| known.eq_ignore_ascii_case(&name.text));
         found.map(|(_, format)| Arc::clone(format)).ok_or_else(|| {
@@ -57,12 +57,12 @@ impl<S: Subject> Formats<S> {
     }
 }
 
-/// The name is that of another format.
+/// Error: another format has this name.
 pub fn duplicate_name(name: &Word) -> Diagnostic {
     Diagnostic::emerg(format!("duplicate \"log_format\" name \"{}\"", name.text)).at(name.span)
 }
 
-/// `escape=…`, if that is what the word is.
+/// Parses `escape=…`, or returns `None` if the word is something else.
 fn escaping(word: &Word) -> Result<Option<Escaping>, Diagnostic> {
     let Some(value) = word.text.strip_prefix(b"escape=") else { return Ok(None) };
     match value {
@@ -90,8 +90,7 @@ enum Segment {
 }
 
 impl<S> Format<S> {
-    /// Compiles the texts, which follow each other without anything between them;
-    /// `variable` gives the index for a name.
+    /// Compiles the texts, which are concatenated; `variable` returns the index for a name.
     ///
     /// # Errors
     /// In nginx's words: a name is missing or not closed.
@@ -115,7 +114,7 @@ impl<S> Format<S> {
         Ok(Format { escaping, segments: segments.into(), of: PhantomData })
     }
 
-    /// Appends a line, without its end.
+    /// Appends a line, without the line end.
     pub fn append(&self, subject: &S, out: &mut Vec<u8>)
     where
         S: Subject,
@@ -147,8 +146,8 @@ enum Piece<'t> {
     Variable(&'t [u8]),
 }
 
-/// The first piece of a text that is not empty, and what follows it. Unlike in other
-/// texts `$1` is no group of a regular expression; nginx's messages differ, too.
+/// Returns the first piece of a non-empty text, and the rest. Unlike in other texts `$1` is not a capture of a regular
+/// expression; nginx's messages differ, too.
 fn next_piece(text: &[u8]) -> Result<(Piece<'_>, &[u8]), String> {
     let Some(after_dollar) = text.strip_prefix(b"$") else {
         let (literal, after) = text.split_at(text.find_byte(b'$').unwrap_or(text.len()));
@@ -172,20 +171,20 @@ fn next_piece(text: &[u8]) -> Result<(Piece<'_>, &[u8]), String> {
     Ok((Piece::Variable(name), after))
 }
 
-/// `escape=`: what becomes of values, and of missing ones.
+/// `escape=`: escaping of values, and the text of missing ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Escaping {
-    /// `"`, `\` and everything that is not printable ASCII as `\xHH`; `-` for nothing.
+    /// `"`, `\` and everything that is not printable ASCII as `\xHH`; `-` for a missing value.
     Default,
-    /// As the inside of a JSON string.
+    /// Escaped for a JSON string.
     Json,
-    /// Values as they are.
+    /// Not escaped.
     None,
 }
 
 impl Escaping {
-    /// Appends what `value` appends, escaped. Usually there is nothing to escape, and
-    /// the value is written once, where it stays.
+    /// Appends the value that `value` appends, escaped. Usually there is nothing to escape, and the value is written
+    /// once, in place.
     pub fn append(self, out: &mut Vec<u8>, value: impl FnOnce(&mut Vec<u8>) -> bool) {
         let start = out.len();
         if !value(out) {
@@ -213,7 +212,8 @@ impl Escaping {
     }
 }
 
-/// Without an early end, and compiled for each condition: such a loop is done many bytes at a time.
+/// Returns `true` if a byte matches. The loop has no early exit and is compiled for each condition, so that it is
+/// vectorised.
 fn has(text: &[u8], is_wanted: impl Fn(u8) -> bool) -> bool {
     text.iter().fold(false, |found, &byte| found | is_wanted(byte))
 }

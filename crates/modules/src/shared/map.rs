@@ -1,10 +1,11 @@
-//! map: a variable whose value depends on another one.
+//! map: a variable whose value depends on another variable.
 //!   map STRING $VARIABLE { [volatile;] [hostnames;] [default VALUE;] [~[*]REGEX VALUE;] [include FILE;]
 //!                          SOURCE VALUE; ... }                                                 http, stream
 //! (<https://nginx.org/en/docs/http/ngx_http_map_module.html>)
 //!
-//! What it costs does not depend on how many values there are, except for regular expressions, which are tried in
-//! order. Values that are the same are kept once. When one of these cannot be run to its end the default value counts.
+//! The cost of a lookup does not depend on the number of values, except for regular expressions, which are tried in
+//! order. Equal values are stored once. If matching a regular expression fails with an error, the default value is
+//! used.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use gale_engine::variables::{Definition, VariablesDraft};
 
 use super::{check_row, variable_name};
 
-/// The directive for blocks that stand in `contexts`.
+/// Returns the directive for blocks in `contexts`.
 pub const fn directive<S: Subject>(contexts: Contexts) -> Directive {
     Directive {
         name: "map",
@@ -34,20 +35,20 @@ pub const fn directive<S: Subject>(contexts: Contexts) -> Directive {
     }
 }
 
-/// Longer values than these are looked up in memory of their own.
+/// Longer values are lower-cased in a buffer on the heap.
 const KEY_BYTES_USUAL: usize = 128;
 
 struct Map<S> {
-    /// What is looked up.
+    /// The value to look up.
     source: Template<S>,
-    /// Keys are in lower case; what they lead to is an index into the values.
+    /// Keys, in lower case, with indices into the values.
     names: ServerNames<Entry>,
     values: Vec<Template<S>>,
     default: Option<usize>,
     has_hostnames: bool,
 }
 
-/// A key's value, and the key's own number: the same key twice is a mistake whatever the values.
+/// A key's value, and the key's own number: a duplicate key is an error even if the values are equal.
 #[derive(Clone, Copy, PartialEq)]
 struct Entry {
     value: usize,
@@ -120,10 +121,10 @@ fn map<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> 
     Ok(())
 }
 
-/// A map that is being read.
+/// A map that is being parsed.
 struct Draft<'s, S> {
     map: Map<S>,
-    /// The values so far, by their texts.
+    /// Indices of the values so far, by text.
     known: HashMap<&'s [u8], usize>,
     is_volatile: bool,
     count: usize,
@@ -166,7 +167,7 @@ impl<'s, S> Draft<'s, S> {
             let caseless = expression.strip_prefix(b"*");
             return variables.regex(key, caseless.unwrap_or(expression), caseless.is_some()).map(ServerName::Regex);
         }
-        // A backslash says that what follows is no keyword.
+        // A backslash marks a key that is not a keyword.
         let text = key.text.strip_prefix(b"\\").unwrap_or(&key.text);
         if !self.map.has_hostnames || text.starts_with(b"~") {
             return Ok(ServerName::Exact(text.to_ascii_lowercase().into()));

@@ -1,8 +1,8 @@
-//! What is the same for requests and for sessions, written once: a directive's syntax, and what it does to whatever has
-//! variables, a connection and notes ([`Subject`]).
+//! Modules that are the same for requests and for sessions: the syntax of directives, and their effect on a
+//! [`Subject`], which has variables, a connection and notes.
 //!
-//! Nothing here names a protocol. The module of the same name below `http` is the face: the table of directives with
-//! their places, the phases, and what http alone has (a status, a field with addresses).
+//! Nothing here names a protocol. The module of the same name in `http` or `stream` has the table of directives with
+//! their contexts, the phases, and protocol-specific parts, such as a status or a header field with addresses.
 
 pub mod access;
 pub mod access_log;
@@ -31,7 +31,7 @@ use gale_engine::module::Directive;
 use gale_engine::variables::subject::Subject;
 use gale_engine::variables::template::SizeTemplate;
 
-/// The rows of several tables, `N` in all, in one.
+/// Joins the rows of several tables, `N` in all.
 pub(crate) const fn join<const N: usize>(tables: &[&[Directive]]) -> [Directive; N] {
     let mut rows = [tables[0][0]; N];
     let (mut count, mut table) = (0, 0);
@@ -48,7 +48,7 @@ pub(crate) const fn join<const N: usize>(tables: &[&[Directive]]) -> [Directive;
     rows
 }
 
-/// A size, perhaps with variables.
+/// Parses a size, which may have variables.
 pub(crate) fn size_template<S: Subject>(
     builder: &mut Builder,
     statement: &Statement,
@@ -57,7 +57,7 @@ pub(crate) fn size_template<S: Subject>(
     SizeTemplate::new(text).ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
 }
 
-/// The name in `$name`, where a directive makes a variable.
+/// Returns the name in `$name`, where a directive defines a variable.
 pub(crate) fn variable_name(word: &Word) -> Result<&[u8], Diagnostic> {
     match word.text.strip_prefix(b"$") {
         Some(name) if !name.is_empty() => Ok(name),
@@ -65,7 +65,7 @@ pub(crate) fn variable_name(word: &Word) -> Result<&[u8], Diagnostic> {
     }
 }
 
-/// A row of a block that holds data (`map`, `geo`): no directive, and no block.
+/// Checks a row of a data block (`map`, `geo`): it has no block of its own.
 pub(crate) fn check_row(row: &Statement) -> Result<(), Diagnostic> {
     if let Some(error) = &row.broken {
         return Err((**error).clone());

@@ -1,9 +1,9 @@
-//! realip: the client behind servers that are trusted to say who it is.
+//! realip: the client address that a trusted server sends.
 //!   set_real_ip_from ADDRESS | CIDR | HOST | unix:;              http, stream
 //!   $realip_remote_addr, $realip_remote_port
 //! (<https://nginx.org/en/docs/http/ngx_http_realip_module.html>)
 //!
-//! Who tells it is the PROXY protocol, or what a protocol has besides (the fields of a request).
+//! The address comes from the PROXY protocol, or from the protocol itself, such as a request's header fields.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,18 +16,18 @@ use gale_runtime::SocketAddress;
 
 use super::append::{append_address, append_port, port};
 
-/// Who is trusted: a `set_real_ip_from`.
+/// A trusted server: the argument of `set_real_ip_from`.
 #[derive(Clone, Debug)]
 pub enum Trusted {
-    /// Whoever comes by a UNIX-domain socket.
+    /// All clients on UNIX-domain sockets.
     Unix,
-    /// The servers of a network.
+    /// A network.
     Network(Cidr),
-    /// The servers of a name.
+    /// The addresses of a host name.
     Host(HostAddresses),
 }
 
-/// What a `set_real_ip_from` says; a name is looked up when all of the text is known. No argument is refused.
+/// Parses a `set_real_ip_from`. A name is resolved when the whole configuration is known. No argument is rejected.
 pub fn trusted(builder: &mut Builder, statement: &Statement) -> Result<Trusted, Diagnostic> {
     let word = &statement.args[0];
     if word.text == "unix:" {
@@ -43,12 +43,12 @@ pub fn trusted(builder: &mut Builder, statement: &Statement) -> Result<Trusted, 
     Ok(Trusted::Network(network))
 }
 
-/// Whether one of these is who has this address.
+/// Returns `true` if this address is trusted.
 pub fn trusts(trusted: &[Trusted], address: &SocketAddress) -> bool {
     trusts_address(trusted, address.inet().map(|address| address.ip().to_canonical()))
 }
 
-/// As [`trusts`]. Without an address it came on a UNIX-domain socket.
+/// As [`trusts`]. `None` stands for a UNIX-domain socket.
 pub fn trusts_address(trusted: &[Trusted], address: Option<IpAddr>) -> bool {
     trusted.iter().any(|trusted| match (trusted, address) {
         (Trusted::Unix, None) => true,
@@ -58,14 +58,14 @@ pub fn trusts_address(trusted: &[Trusted], address: Option<IpAddr>) -> bool {
     })
 }
 
-/// The client by the PROXY protocol (`listen … proxy_protocol`); none if nothing was told, or by somebody who is not
-/// trusted.
+/// Returns the client's address from the PROXY protocol (`listen … proxy_protocol`), or `None` if there is none or the
+/// sender is not trusted.
 pub fn proxied_client<S: Subject>(subject: &S, trusted: &[Trusted]) -> Option<SocketAddr> {
     let told = subject.connection().proxied()?.source;
     trusts(trusted, subject.remote()).then_some(told)
 }
 
-/// The other end of the connection, whoever the client is.
+/// Returns variables with the connection's own remote address and port.
 pub const fn variables<S: Subject>() -> [Variable<S>; 2] {
     [
         Variable::named("realip_remote_addr", |subject: &S, _, out| append_address(out, &subject.connection().remote)),

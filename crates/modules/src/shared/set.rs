@@ -1,4 +1,4 @@
-//! set: gives a variable a value.
+//! set: assigns a value to a variable.
 //!   set $VARIABLE VALUE;                                         server and inside of it
 //! (<https://nginx.org/en/docs/http/ngx_http_rewrite_module.html#set>)
 
@@ -14,18 +14,18 @@ use super::variable_name;
 
 /// A `set`.
 pub struct Set<S: 'static> {
-    /// The variable.
+    /// The variable that is set.
     pub variable: VariableId,
-    /// Its value from then on.
+    /// Its new value.
     pub value: Template<S>,
 }
 
 impl<S: Subject> Set<S> {
-    /// What a `set` says. Before that the variable's value is what `unset` makes of its name, unless something else
-    /// defines it.
+    /// Parses a `set`. Until it runs, the variable has the value that `unset` returns for its name, unless another
+    /// module defines it.
     ///
     /// # Errors
-    /// In nginx's words.
+    /// A message in nginx's words.
     pub fn parse(
         builder: &mut Builder,
         statement: &Statement,

@@ -1,8 +1,8 @@
-//! split_clients: a variable that divides clients into parts of given sizes.
+//! split_clients: a variable that divides clients into groups by a hash.
 //!   split_clients STRING $VARIABLE { PERCENT% VALUE; ... [* VALUE;] }          http, stream
 //! (<https://nginx.org/en/docs/http/ngx_http_split_clients_module.html>)
 //!
-//! The hash is nginx's, and so are the bounds of the parts: who is in a part with nginx is in it with Gale.
+//! The hash and the bounds of the groups are nginx's: a client is in the same group with nginx and with Gale.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use gale_engine::variables::template::Template;
 
 use super::{check_row, variable_name};
 
-/// The directive for blocks that stand in `contexts`.
+/// Returns the directive for blocks in `contexts`.
 pub const fn directive<S: Subject>(contexts: Contexts) -> Directive {
     Directive {
         name: "split_clients",
@@ -29,17 +29,17 @@ pub const fn directive<S: Subject>(contexts: Contexts) -> Directive {
     }
 }
 
-/// All of it, in hundredths of a percent.
+/// 100 %, in hundredths of a percent.
 const WHOLE: u64 = 10_000;
 
 struct Split<S> {
-    /// What is hashed.
+    /// The text to hash.
     source: Template<S>,
     parts: Vec<Part>,
 }
 
 struct Part {
-    /// Hashes below it belong to the part, or to one before it; `None` for the rest.
+    /// Smaller hashes belong to this group or one before it; `None` for the rest.
     end: Option<u32>,
     value: Box<[u8]>,
 }
@@ -77,7 +77,7 @@ fn split_clients<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Stat
     Ok(())
 }
 
-/// A part's size in hundredths of a percent; `None` for `*`.
+/// Parses a group's size in hundredths of a percent; `None` for `*`.
 fn share(row: &Statement) -> Result<Option<u64>, Diagnostic> {
     check_row(row)?;
     let key = &row.name;
@@ -94,7 +94,7 @@ fn share(row: &Statement) -> Result<Option<u64>, Diagnostic> {
     }
 }
 
-/// Where the parts end; `None` when they are more than the whole together. Sums are rounded as nginx rounds them.
+/// Returns the end of each group, or `None` if the sum exceeds 100 %. Sums are rounded as in nginx.
 fn ends(shares: &[Option<u64>]) -> Option<Vec<Option<u32>>> {
     let mut sum = 0_u64;
     let mut last = 0_u32;
@@ -112,7 +112,7 @@ fn ends(shares: &[Option<u64>]) -> Option<Vec<Option<u32>>> {
     shares.iter().map(&mut end).collect::<Result<_, ()>>().ok()
 }
 
-/// MurmurHash2 by Austin Appleby, 32 bits, with the seed that nginx has.
+/// MurmurHash2 by Austin Appleby, 32 bits, with nginx's seed.
 fn murmur_hash2(text: &[u8]) -> u32 {
     const MULTIPLIER: u32 = 0x5bd1_e995;
     let (words, rest) = text.as_chunks::<4>();
@@ -155,7 +155,7 @@ mod tests {
     fn parts_end_where_nginx_ends_them() {
         assert_eq!(ends(&[Some(5_000), None]), Some(vec![Some(0x7fff_ffff), None]));
         assert_eq!(ends(&[Some(3_330), Some(3_330), None]), Some(vec![Some(1_430_224_109), Some(2_860_448_218), None]));
-        // What makes the whole full takes the rest.
+        // The group that completes 100 % gets the rest.
         assert_eq!(ends(&[Some(5_000), Some(5_000)]), Some(vec![Some(0x7fff_ffff), None]));
         assert_eq!(ends(&[Some(5_000), Some(5_001)]), None);
         assert_eq!(ends(&[None, Some(1)]), None);

@@ -1,4 +1,4 @@
-//! ssl: TLS of servers, for any protocol.
+//! ssl: TLS for servers of any protocol.
 //!   ssl_certificate FILE;  ssl_certificate_key FILE;         several pairs
 //!   ssl_protocols …;  ssl_ciphers LIST;  ssl_prefer_server_ciphers on|off;  ssl_ecdh_curve LIST;
 //!   ssl_session_cache …;  ssl_session_tickets on|off;  ssl_session_ticket_key FILE;  ssl_session_timeout TIME;
@@ -17,7 +17,7 @@
 //!   $ssl_ciphers, $ssl_curves, $ssl_sigalgs, $ssl_ja4        of the client's first message
 //! (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>)
 //!
-//! What is spoken and how is the engine's ([`gale_engine::tls`]).
+//! The engine implements TLS ([`gale_engine::tls`]).
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -40,25 +40,25 @@ use gale_engine::variables::subject::Subject;
 use gale_protocol::client_hello::ClientHello;
 use gale_protocol::uri::escape::{Class, escape};
 
-/// A subject whose client may have come over TLS.
+/// A subject whose connection may use TLS.
 pub trait OverTls: Subject {
-    /// The connection, if it may speak TLS.
+    /// Returns the TLS stream, if the connection has one.
     fn tls(&self) -> Option<&TlsStream>;
 }
 
-/// OpenSSL's own number of sessions where `builtin` does not say.
+/// OpenSSL's default number of sessions, for `builtin` without a number.
 const BUILTIN_SESSIONS: u64 = 20 * 1024;
 
-/// The smallest shared cache: eight pages, as in nginx.
+/// Minimum size of a shared cache: eight pages, as in nginx.
 const CACHE_BYTES_MIN: u64 = 8 * 4096;
 
-/// How long a kept certificate is not forgotten that nobody asks for.
+/// Default time after which an unused certificate is removed from the cache.
 const CACHE_INACTIVE: Duration = Duration::from_secs(10);
 
-/// How long it is not read again.
+/// Default time for which a cached certificate is not read again.
 const CACHE_VALID: Duration = Duration::from_secs(60);
 
-/// The directives, for blocks that `contexts` names. Their settings are [`TlsSettings`].
+/// Returns the directives for blocks in `contexts`. Their settings are [`TlsSettings`].
 pub const fn directives(contexts: Contexts) -> [Directive; 30] {
     [
         Directive {
@@ -344,7 +344,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
     ]
 }
 
-/// A directive whose meaning cannot be had, and without which clients would get less than they were promised.
+/// Error: the directive is not supported, and ignoring it would give clients less than the configuration promises.
 pub(crate) fn refused(statement: &Statement, reason: &'static str) -> Diagnostic {
     statement.error(format!("\"{}\" directive is not supported: {reason}", statement.name.text))
 }
@@ -355,7 +355,7 @@ pub(crate) fn without_effect(builder: &mut Builder, statement: &Statement, why: 
     Ok(())
 }
 
-/// A certificate's or a key's file, or the text itself.
+/// Parses the file of a certificate or key, or its literal text.
 pub(crate) fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
     let word = &statement.args[0];
     if word.text.starts_with(b"data:") {
@@ -369,14 +369,14 @@ pub(crate) fn certificate(builder: &mut Builder, statement: &Statement) -> Resul
             .at(word.span)
             .hint("engines and stores belong to OpenSSL, which Gale does not use"));
     }
-    // Where a name with variables begins is known when these have their values.
+    // A name with variables is resolved against the prefix when their values are known.
     if word.text.contains(&b'$') {
         return Ok(word.clone());
     }
     path(builder, statement)
 }
 
-/// `off`, or how many certificates and keys are kept, and how long.
+/// Parses `off`, or the number of certificates and keys to cache, and the times.
 pub(crate) fn certificate_cache(statement: &Statement) -> Result<Option<Arc<CertificateCache>>, Diagnostic> {
     let (mut items_max, mut is_off) = (None, false);
     let (mut inactive, mut valid) = (CACHE_INACTIVE, CACHE_VALID);
@@ -402,7 +402,7 @@ pub(crate) fn certificate_cache(statement: &Statement) -> Result<Option<Arc<Cert
     Ok(Some(Arc::new(CertificateCache::new(items_max.ok_or_else(missing)?, inactive, valid))))
 }
 
-/// A command with its value.
+/// Parses a command with its value.
 pub(crate) fn conf_command(builder: &mut Builder, statement: &Statement) -> Result<Command, Diagnostic> {
     let mut command = Command { name: statement.args[0].clone(), value: statement.args[1].clone() };
     if command.is_of_file() {
@@ -411,14 +411,14 @@ pub(crate) fn conf_command(builder: &mut Builder, statement: &Statement) -> Resu
     Ok(command)
 }
 
-/// A file, beside the configuration's own if its name is relative, as with nginx.
+/// Returns a file's path; as in nginx a relative one is taken from the directory of the configuration file.
 pub(crate) fn path(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
     let mut word = statement.args[0].clone();
     complete_path(builder, &mut word);
     Ok(word)
 }
 
-/// The same, or an empty name for no file.
+/// As [`path`], but an empty name means no file.
 fn optional_path(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
     match statement.args[0].text.is_empty() {
         true => Ok(statement.args[0].clone()),
@@ -437,7 +437,7 @@ fn complete_path(builder: &Builder, word: &mut Word) {
     word.text = BString::from(path.as_os_str().as_bytes());
 }
 
-/// What several statements of a block name adds up.
+/// Parses protocol versions; those of several statements in a block add up.
 pub(crate) fn versions(
     builder: &mut Builder,
     statement: &Statement,
@@ -479,7 +479,7 @@ fn word(statement: &Statement) -> Result<Word, Diagnostic> {
     Ok(statement.args[0].clone())
 }
 
-/// `ssl_early_data`, for protocols that can tell what may be done twice: http.
+/// Returns `ssl_early_data`, for protocols that can tell safe requests from others: http.
 pub const fn early_data(contexts: Contexts) -> Directive {
     Directive {
         name: "ssl_early_data",
@@ -520,7 +520,8 @@ fn ocsp_cache(statement: &Statement) -> Result<Option<(BString, u64)>, Diagnosti
     }
 }
 
-/// As in nginx the last one of a block counts, but `off` and `none` go before a shared cache behind them.
+/// Parses `ssl_session_cache`. As in nginx the last statement of a block counts, but `off` and `none` win over a later
+/// shared cache.
 fn session_cache(
     _: &mut Builder,
     statement: &Statement,
@@ -533,7 +534,7 @@ fn session_cache(
         cache = match parts.as_slice() {
             [b"off"] => Some(SessionCache::Off),
             [b"none"] => Some(SessionCache::None),
-            // Beside a shared one it is nothing of its own.
+            // Beside a shared cache `builtin` has no effect.
             [b"builtin"] if matches!(cache, Some(SessionCache::Shared(..))) => cache,
             [b"builtin"] => Some(SessionCache::Builtin(BUILTIN_SESSIONS)),
             [b"builtin", count] => match units::parse_number(count).filter(|&count| count > 0) {
@@ -558,7 +559,7 @@ fn session_cache(
     Ok(cache.unwrap_or(SessionCache::None))
 }
 
-/// The variables.
+/// Returns the variables.
 pub const fn variables<S: OverTls>() -> [Variable<S>; 30] {
     let mut all = [
         Variable::named("ssl_protocol", |subject: &S, _, out| {
@@ -574,7 +575,7 @@ pub const fn variables<S: OverTls>() -> [Variable<S>; 30] {
         Variable::named("ssl_curves", |subject: &S, _, out| of_hello(subject, out, offered::curves)),
         Variable::named("ssl_sigalgs", |subject: &S, _, out| of_hello(subject, out, offered::signature_schemes)),
         Variable::named("ssl_ja4", |subject: &S, _, out| of_hello(subject, out, offered::ja4)),
-        // The library does not tell.
+        // The TLS library does not provide it.
         Variable::named("ssl_sigalg", |subject: &S, _, out| with(subject, out, |_, _| true)),
         Variable::named("ssl_client_sigalg", |subject: &S, _, out| with(subject, out, |_, _| true)),
         Variable::named("ssl_ech_status", |subject: &S, _, out| with(subject, out, |_, _| true)),
@@ -630,7 +631,7 @@ pub const fn variables<S: OverTls>() -> [Variable<S>; 30] {
             with(subject, out, |details, out| push(out, details.verdict().to_string()))
         }),
     ];
-    // As in nginx, `set` and `map` may give them other values.
+    // As in nginx, `set` and `map` may assign other values.
     let mut index = 0;
     while index < all.len() {
         all[index].is_changeable = true;
@@ -639,7 +640,7 @@ pub const fn variables<S: OverTls>() -> [Variable<S>; 30] {
     all
 }
 
-/// What `append` adds of the session; nothing in the clear.
+/// Appends a value of the TLS session, or nothing without TLS.
 fn with<S: OverTls>(
     subject: &S,
     out: &mut Vec<u8>,
@@ -648,12 +649,12 @@ fn with<S: OverTls>(
     subject.tls().and_then(|stream| stream.details(|details| append(details, out))).unwrap_or(false)
 }
 
-/// What `text` says of the client's first message.
+/// Appends a value of the ClientHello.
 fn of_hello<S: OverTls>(subject: &S, out: &mut Vec<u8>, text: fn(&ClientHello<'_>) -> String) -> bool {
     subject.tls().and_then(|stream| stream.client_hello(text)).is_some_and(|text| push(out, text))
 }
 
-/// What `text` says of the client's certificate; nothing without one.
+/// Appends a value of the client's certificate, or nothing without one.
 fn of_client<S: OverTls, T: AsRef<[u8]>>(
     subject: &S,
     out: &mut Vec<u8>,

@@ -1,4 +1,4 @@
-//! proxy_ssl_…: TLS to servers, for every module that passes something on.
+//! proxy_ssl_…: TLS to servers, for all proxying modules.
 //!   …_ssl_protocols VERSION …;  …_ssl_ciphers LIST;  …_ssl_name NAME;  …_ssl_server_name on|off;
 //!   …_ssl_verify on|off;  …_ssl_verify_depth N;  …_ssl_trusted_certificate FILE;  …_ssl_crl FILE;
 //!   …_ssl_certificate FILE;  …_ssl_certificate_key FILE;  …_ssl_session_reuse on|off;
@@ -12,9 +12,9 @@ use gale_engine::variables::template::Template;
 
 use super::ssl;
 
-/// The rows of a module whose settings have, behind `$field`s, a `TlsClientSettings` called `tls` and a
-/// `Setting<Template<S>>` called `tls_name`. `$table` is the macro that makes the table, which is called with `$head`
-/// and a list of the module's own rows and these.
+/// Makes the rows of a module whose settings have, behind `$field`s, a `TlsClientSettings` called `tls` and a
+/// `Setting<Template<S>>` called `tls_name`. Calls the macro `$table`, which makes the table, with `$head` and a list
+/// of the module's own rows and these.
 macro_rules! tls_client_rows {
     ($table:ident($($head:tt)*), $subject:ty, $conf:ty, [$($field:ident .)*], $prefix:literal, $contexts:expr,
      [$($own:expr),* $(,)?]) => {
@@ -96,7 +96,7 @@ macro_rules! tls_client_rows {
     };
 }
 
-/// One row of them.
+/// Makes one of the rows.
 macro_rules! tls_client_row {
     ($contexts:expr, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr, $store:expr) => {
         gale_engine::module::Directive {
@@ -117,7 +117,7 @@ pub(crate) fn template<S: Subject>(builder: &mut Builder, statement: &Statement)
     builder.variables::<S>().template(&statement.args[0])
 }
 
-/// A file with certificates, or with a key; an empty name is none.
+/// Parses the file of certificates or of a key; an empty name means none.
 pub(crate) fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
     match statement.args[0].text.is_empty() {
         true => Ok(statement.args[0].clone()),

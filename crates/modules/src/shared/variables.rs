@@ -1,4 +1,4 @@
-//! Variables that every protocol has: what is known of a connection, the time and the place.
+//! Variables that every protocol has: of the connection, the time and the host.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#variables>,
 //! <https://nginx.org/en/docs/stream/ngx_stream_core_module.html#variables>)
 
@@ -41,7 +41,7 @@ pub const fn variables<S: Subject>() -> [Variable<S>; 17] {
         Variable::family("proxy_protocol_tlv_", |subject: &S, name, out| {
             proxied(subject).is_some_and(|header| header.append_tlv(name, out))
         }),
-        // The time and the place.
+        // The time and the host.
         Variable::named("msec", |_: &S, _, out| {
             append_seconds(out, gale_runtime::wall().duration_since(UNIX_EPOCH).unwrap_or_default())
         }),
@@ -49,8 +49,8 @@ pub const fn variables<S: Subject>() -> [Variable<S>; 17] {
         Variable::named("time_iso8601", |_: &S, _, out| append_time_iso8601(out, gale_runtime::wall_seconds())),
         Variable::named("hostname", |_: &S, _, out| append(out, hostname())),
         Variable::named("pid", |_: &S, _, out| append_number(out, std::process::id().into())),
-        // Gale's own in both: whoever logs it wants to know which program it was, and
-        // what nginx's number promises of nginx would not be true.
+        // Gale's own version in both: logs show which program wrote them, and nginx's version would promise behaviour
+        // that Gale does not have.
         Variable::named("nginx_version", |_: &S, _, out| append(out, VERSION)),
         Variable::named("gale_version", |_: &S, _, out| append(out, VERSION)),
     ]

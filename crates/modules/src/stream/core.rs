@@ -1,4 +1,4 @@
-//! core: servers and their addresses, and what holds for every session.
+//! core: servers, their addresses, and the settings of all sessions.
 //!   stream { ... }                                               main
 //!   server { ... }                                               stream
 //!   listen ADDRESS[:PORT] [ssl] [udp] [proxy_protocol] [default_server] [OPTION ...];     server
@@ -129,13 +129,13 @@ pub static MODULE: Module = Module {
     parts: &[&StreamPart { variables: VARIABLES, ..StreamPart::EMPTY }],
 };
 
-/// `status_zone ZONE`
+/// Parses `status_zone ZONE`.
 fn server_zone(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let zone = builder.figures(figures::STREAM_SERVERS, &statement.args[0].text);
     if builder::set_server_zone(builder, zone) { Ok(()) } else { Err(statement.directive_error("is duplicate")) }
 }
 
-/// `error_log` has a default that is no text: the logs of the main context.
+/// Sets the default of `error_log`, which is not a text: the logs of the main context.
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
     let core: &mut CoreSettings = conf.downcast_mut().expect("the core module's settings");
     if parent.is_none() && core.error_log.get().is_empty() {

@@ -1,4 +1,4 @@
-//! geo: a variable of sessions whose value depends on the client's address. See [`shared::geo`](crate::shared::geo).
+//! geo: a session variable whose value depends on the client's address. See [`shared::geo`](crate::shared::geo).
 //!   geo [$ADDRESS] $VARIABLE { ... }          stream
 //! (<https://nginx.org/en/docs/stream/ngx_stream_geo_module.html>)
 

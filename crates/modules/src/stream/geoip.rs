@@ -1,4 +1,5 @@
-//! geoip: where the client of a session is, by databases of addresses. See [`shared::geoip`](crate::shared::geoip).
+//! geoip: variables with the location of a session's client, from address databases. See
+//! [`shared::geoip`](crate::shared::geoip).
 //!   geoip_country FILE [utf8];  geoip_city FILE [utf8];  geoip_org FILE [utf8];       stream
 //! (<https://nginx.org/en/docs/stream/ngx_stream_geoip_module.html>)
 

@@ -1,12 +1,13 @@
-//! upstream_hc: asks servers again and again whether they are well.
+//! upstream_hc: periodic health checks of servers.
 //!   health_check [interval=TIME] [jitter=TIME] [fails=N] [passes=N] [mandatory [persistent]] [match=NAME] [port=N]
 //!                [udp];                                          server
 //!   health_check_timeout TIME;                                   stream, server
 //!   match NAME { send TEXT; expect [~ | ~*] TEXT; }              stream
 //! (<https://nginx.org/en/docs/stream/ngx_stream_upstream_hc_module.html>)
 //!
-//! What http has of it, too, is in [`shared::health_check`](crate::shared::health_check). A text that is expected is
-//! the beginning of what comes; an expression may match anywhere in it, `proxy_buffer_size` at most.
+//! The part shared with http is in [`shared::health_check`](crate::shared::health_check). An expected text must be the
+//! beginning of the response; a regular expression may match anywhere in it. At most `proxy_buffer_size` bytes are
+//! read.
 
 use std::any::Any;
 use std::rc::Rc;
@@ -74,7 +75,7 @@ struct Conf {
     matches: Vec<Arc<Match>>,
 }
 
-/// A check as a server has it.
+/// The check of a server, before its settings are complete.
 #[derive(Clone)]
 struct Draft {
     rules: Rules,
@@ -91,7 +92,7 @@ struct Match {
 }
 
 enum Expect {
-    /// What comes begins with this.
+    /// The response begins with this text.
     Text(Vec<u8>),
     Expression(Regex),
 }
@@ -170,7 +171,7 @@ fn expression(operator: &Word, pattern: &Word) -> Result<Expect, Diagnostic> {
     expression.map(Expect::Expression).map_err(|error| Diagnostic::emerg(error).at(pattern.span))
 }
 
-/// A text with its `\xNN` as bytes.
+/// Returns a text with each `\xNN` replaced by its byte.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -191,7 +192,7 @@ fn unescaped(text: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Has the check of a server done, when its settings are complete.
+/// Registers the check of a server when the server's settings are complete.
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
     let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
     if let Some(parent) = parent.and_then(|parent| parent.downcast_ref::<Conf>()) {
@@ -210,7 +211,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
         found.cloned().ok_or_else(unknown)
     };
     let matches = draft.rules.matches.as_ref().map(find).transpose()?;
-    // Whether a datagram arrives nobody tells.
+    // UDP does not acknowledge datagrams, so only an expected response shows that the peer works.
     if draft.is_udp && matches.as_ref().is_none_or(|matches| matches.send.is_none() || matches.expect.is_none()) {
         return wrong("\"health_check\" with \"udp\" requires a match with \"send\" and \"expect\"");
     }
@@ -220,7 +221,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     builder.add_service(ServiceSpec::per_process(name, service), draft.rules.span)
 }
 
-/// The service.
+/// The service that runs the check.
 struct HealthCheck {
     id: CheckId,
     draft: Draft,
@@ -281,7 +282,7 @@ impl Asks for Checks {
         let matches = matches.as_ref().map_or(BStr::new(""), |matches| matches.name.as_ref());
         let log = CheckLog { log: &session.scope().error_log, check: &self.check, peer, matches };
         match result {
-            // It says nothing about the peer.
+            // A local error says nothing about the peer.
             Err(CheckError::Local(text)) => text.iter().for_each(|text| log.write(Level::Crit, text)),
             Err(CheckError::Server { text, action }) => log.note(Err(Failed { text, action }), draft.rules.thresholds),
             Ok(()) => log.note(Ok(()), draft.rules.thresholds),

@@ -1,4 +1,5 @@
-//! limit_conn: how many sessions a key may have at once. See [`shared::limit_conn`](crate::shared::limit_conn).
+//! limit_conn: limit on the number of concurrent sessions per key. See
+//! [`shared::limit_conn`](crate::shared::limit_conn).
 //!   limit_conn_zone KEY zone=NAME:SIZE;                          stream
 //!   limit_conn ZONE NUMBER;                                      stream, server
 //!   limit_conn_log_level LEVEL;  limit_conn_dry_run on | off;    stream, server

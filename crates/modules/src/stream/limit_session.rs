@@ -1,11 +1,11 @@
-//! limit_session: how many sessions a key may begin in a time. See [`shared::limit_req`](crate::shared::limit_req).
+//! limit_session: limit on the rate of new sessions per key. See [`shared::limit_req`](crate::shared::limit_req).
 //!   limit_session_zone KEY zone=NAME:SIZE rate=N(r/s|r/m);       stream
 //!   limit_session zone=NAME [burst=N];                           stream, server
 //!   limit_session_log_level LEVEL;  limit_session_dry_run on | off;
 //!   $limit_session_status
 //!
-//! Gale's own: nginx counts sessions that are open (`limit_conn`) and not those that begin. A session above the rate
-//! and the burst is closed, none waits: it would keep its connection meanwhile.
+//! Gale's own: nginx limits the number of open sessions (`limit_conn`), not the rate of new ones. A session above the
+//! rate and the burst is closed; none is delayed, since a delayed session would keep its connection.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -83,7 +83,7 @@ struct Conf {
     dry_run: Setting<bool>,
 }
 
-/// What became of the session.
+/// Name of the verdict on the session; a note.
 #[derive(Default)]
 struct Judged(Cell<Option<&'static [u8]>>);
 
@@ -106,7 +106,7 @@ fn limit(session: &mut Session, conf: &Conf) -> Flow {
     flow
 }
 
-/// A level with limits of its own has none from outside.
+/// A level with limits of its own inherits none.
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, _: &mut Builder) -> Result<(), Diagnostic> {
     let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
     if let Some(parent) = parent.and_then(|parent| parent.downcast_ref::<Conf>()) {

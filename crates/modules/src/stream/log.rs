@@ -1,4 +1,4 @@
-//! log: a line for every session, at its end or, which is Gale's own, at its start. See
+//! log: access log with a line for each session, written at its end or (Gale's own) at its start. See
 //! [`shared::access_log`](crate::shared::access_log).
 //!   log_format NAME [escape=default|json|none] STRING ...;                         stream
 //!   access_log off | PATH FORMAT [buffer=SIZE] [gzip[=LEVEL]] [flush=TIME] [if=CONDITION]
@@ -6,7 +6,7 @@
 //!   open_log_file_cache off | max=N [inactive=TIME] [min_uses=N] [valid=TIME];     stream, server
 //! (<https://nginx.org/en/docs/stream/ngx_stream_log_module.html>)
 //!
-//! There is no format without a definition, and no log unless one is named.
+//! There is no predefined format and no default log.
 
 use std::any::Any;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! map: a variable of sessions whose value depends on another one. See [`shared::map`](crate::shared::map).
+//! map: a session variable whose value depends on another variable. See [`shared::map`](crate::shared::map).
 //!   map STRING $VARIABLE { ... }          stream
 //! (<https://nginx.org/en/docs/stream/ngx_stream_map_module.html>)
 

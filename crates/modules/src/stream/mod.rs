@@ -1,4 +1,4 @@
-//! The modules of the stream block.
+//! The modules of the `stream` block.
 
 pub mod access;
 pub mod core;
@@ -23,10 +23,10 @@ pub mod variables;
 use gale_config::{Body, Contexts, Inert, Takes};
 use gale_engine::module::Directive;
 
-/// Where most of the directives may stand.
+/// Contexts of most directives.
 const PLACE: Contexts = Contexts::STREAM.or(Contexts::STREAM_SERVER);
 
-/// A row of which a module says what is its own.
+/// Common fields of the directive rows; a module sets the others.
 const ROW: Directive = Directive {
     name: "",
     contexts: PLACE,

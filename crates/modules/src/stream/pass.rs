@@ -1,8 +1,8 @@
-//! pass: gives a connection to another address that this server listens on, of whatever protocol.
+//! pass: hands a connection to another listening address of this process, of any protocol.
 //!   pass ADDRESS;                                                server
 //! (<https://nginx.org/en/docs/stream/ngx_stream_pass_module.html>)
 //!
-//! The connection changes its owner with what was read ahead of it, and with the TLS that has ended here.
+//! The new owner gets the bytes that were read ahead, and the TLS session if TLS was terminated here.
 
 use bstr::ByteSlice;
 use gale_base::log_level::Level;
@@ -20,7 +20,7 @@ use gale_stream::session::{self, Client, Session};
 
 use super::ROW;
 
-/// How often a connection may be passed, as in nginx.
+/// Maximum number of times that a connection may be passed, as in nginx.
 const PASSES_MAX: u32 = 10;
 
 /// See the file's head.
@@ -74,15 +74,15 @@ fn add_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Re
 }
 
 enum Wrong {
-    /// In nginx's words.
+    /// A message in nginx's words.
     Text(&'static str),
     NoAddress,
     NoPort,
 }
 
-/// An address; names are not looked up.
+/// Parses an address. Host names are not resolved.
 fn address(text: &[u8]) -> Result<ListenAddress, Wrong> {
-    // A port alone is one of every address of the machine.
+    // A port alone stands for all IPv4 addresses.
     let text = if text.iter().all(u8::is_ascii_digit) { [b"0.0.0.0:", text].concat() } else { text.to_vec() };
     match ServerAddress::parse(&text, 0).map_err(Wrong::Text)? {
         ServerAddress::Unix(path) => Ok(ListenAddress::Unix(path)),

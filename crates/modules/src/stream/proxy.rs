@@ -1,4 +1,4 @@
-//! proxy: passes sessions to servers, over TCP and UDP.
+//! proxy: passes sessions to servers over TCP and UDP.
 //!   proxy_pass ADDRESS;                                          server
 //!   proxy_connect_timeout TIME;  proxy_timeout TIME;  proxy_buffer_size SIZE;
 //!   proxy_upload_rate RATE;  proxy_download_rate RATE;  proxy_half_close on | off;

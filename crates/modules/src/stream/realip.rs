@@ -1,9 +1,9 @@
-//! realip: the client behind proxies that are trusted to say who it is. See [`shared::realip`](crate::shared::realip).
+//! realip: the client address that a trusted proxy sends. See [`shared::realip`](crate::shared::realip).
 //!   set_real_ip_from ADDRESS | CIDR | HOST | unix:;              stream, server
 //!   $realip_remote_addr, $realip_remote_port
 //! (<https://nginx.org/en/docs/stream/ngx_stream_realip_module.html>)
 //!
-//! Who says it is the PROXY protocol (`listen … proxy_protocol`).
+//! The address comes from the PROXY protocol (`listen … proxy_protocol`).
 
 use gale_config::{ManyWith, Setting, slot};
 use gale_engine::module::{ConfType, Directive, Module};

@@ -1,4 +1,4 @@
-//! return: sends a client a text and closes the connection.
+//! return: sends a text to the client and closes the connection.
 //!   return TEXT;                                                 server
 //! (<https://nginx.org/en/docs/stream/ngx_stream_return_module.html>)
 
@@ -19,7 +19,7 @@ use gale_stream::session::{self, Session};
 
 use super::ROW;
 
-/// How long a client may take nothing of the text. (nginx waits for as long as the kernel does.)
+/// Timeout of a client that accepts no byte of the text. (nginx relies on the kernel's timeout.)
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// See the file's head.

@@ -1,4 +1,4 @@
-//! set: gives a variable of sessions a value. See [`shared::set`](crate::shared::set).
+//! set: assigns a value to a session variable. See [`shared::set`](crate::shared::set).
 //!   set $VARIABLE VALUE;                                         server
 //! (<https://nginx.org/en/docs/stream/ngx_stream_set_module.html>)
 
@@ -39,7 +39,7 @@ struct Conf {
     sets: Vec<Set<Session>>,
 }
 
-/// Without a value the variable is empty, and nobody is told, as in nginx.
+/// A variable without a value is empty; as in nginx, no warning is logged.
 struct Empty;
 
 impl Definition<Session> for Empty {

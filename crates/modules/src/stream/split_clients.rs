@@ -1,4 +1,4 @@
-//! split_clients: a variable of sessions that divides clients into parts. See
+//! split_clients: a session variable that divides clients into groups by a hash. See
 //! [`shared::split_clients`](crate::shared::split_clients).
 //!   split_clients STRING $VARIABLE { ... }          stream
 //! (<https://nginx.org/en/docs/stream/ngx_stream_split_clients_module.html>)

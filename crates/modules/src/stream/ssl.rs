@@ -50,13 +50,13 @@ fn alpn(statement: &Statement) -> Result<Vec<BString>, Diagnostic> {
     Ok(statement.args.iter().map(|word| word.text.clone()).collect())
 }
 
-/// Without `ssl_alpn` nothing is agreed upon, and there is no early data.
+/// Without `ssl_alpn` no protocol is negotiated. Early data stays off.
 fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, _: &mut Builder) -> Result<(), Diagnostic> {
     let settings: &mut TlsSettings = conf.downcast_mut().expect("this module's settings");
     if !settings.alpn.is_set() {
         settings.alpn.set(Vec::new(), None);
     }
-    // Who speaks first knows nothing of what may be done twice.
+    // Early data can be replayed, and a session's bytes are not known to be idempotent.
     settings.early_data.set(false, None);
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! ssl_preread: what a client asks for in its first message of TLS, without ending its TLS here.
+//! ssl_preread: fields of the ClientHello, read without terminating TLS.
 //!   ssl_preread on | off;                                        stream, server
 //!   $ssl_preread_protocol, $ssl_preread_server_name, $ssl_preread_alpn_protocols
 //! (<https://nginx.org/en/docs/stream/ngx_stream_ssl_preread_module.html>)
 //!
-//! The message may come in several segments and records. What is no such message passes unseen: it is somebody else's
-//! to refuse it.
+//! The ClientHello may span several segments and records. Other bytes pass unchanged: rejecting them is left to the
+//! server.
 
 use gale_config::{One, Setting, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};
@@ -53,7 +53,7 @@ struct Conf {
     is_on: Setting<bool>,
 }
 
-/// What the client has told; a note of the session.
+/// Fields of the ClientHello; a note of the session.
 #[derive(Default)]
 struct Told {
     version: u16,
@@ -72,7 +72,7 @@ fn run(session: &mut Session, _: &Conf) -> Flow {
     let told = match client_hello::parse(session.input.readable()) {
         Status::NeedMore => return Flow::NeedMore,
         Status::Malformed => match *session.input.readable() {
-            // A client of SSL version 2 says which version it would like.
+            // A client of SSL version 2 names the version that it prefers.
             [first, _, 1, major @ (0 | 3), minor, ..] if first & 0x80 != 0 => {
                 Told { version: u16::from_be_bytes([major, minor]), ..Told::default() }
             }
@@ -93,7 +93,7 @@ fn run(session: &mut Session, _: &Conf) -> Flow {
     Flow::PhaseDone
 }
 
-/// OpenSSL's names.
+/// Returns OpenSSL's name of a version.
 fn version_name(version: u16) -> &'static [u8] {
     match version {
         0x0002 => b"SSLv2",

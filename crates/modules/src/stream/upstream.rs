@@ -1,4 +1,4 @@
-//! upstream: groups of servers that sessions may be passed to. See [`shared::upstream`](crate::shared::upstream).
+//! upstream: groups of servers that sessions are passed to. See [`shared::upstream`](crate::shared::upstream).
 //!   $upstream_addr, $upstream_bytes_sent, $upstream_bytes_received
 //!   $upstream_connect_time, $upstream_first_byte_time, $upstream_session_time
 //! (<https://nginx.org/en/docs/stream/ngx_stream_upstream_module.html>)
@@ -43,7 +43,7 @@ pub static MODULE: Module = Module {
     ..Module::EMPTY
 };
 
-/// Appends a part for each server. `false` if there is none.
+/// Appends a part for each server that was tried. Returns `false` if there was none.
 fn append_each(session: &Session, out: &mut Vec<u8>, append: impl Fn(&Attempt, &mut Vec<u8>)) -> bool {
     let Some(tried) = session.attempts.begun() else { return false };
     for (number, attempt) in tried.iter().enumerate() {

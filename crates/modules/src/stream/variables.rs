@@ -1,4 +1,4 @@
-//! The variables of the stream core: what a configuration may know of a session.
+//! Variables of the stream core module.
 //! (<https://nginx.org/en/docs/stream/ngx_stream_core_module.html#variables>)
 
 use gale_engine::connections::address_text;
@@ -11,7 +11,7 @@ use gale_stream::session::Session;
 use crate::shared::append::{append, append_number, append_padded, append_seconds};
 use crate::shared::variables::variables;
 
-/// What sessions have in common with what other protocols serve.
+/// Variables that sessions share with the subjects of other protocols.
 pub static COMMON: Module = Module {
     name: "stream_core",
     parts: &[&StreamPart { variables: &variables::<Session>(), ..StreamPart::EMPTY }],

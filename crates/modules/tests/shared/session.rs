@@ -1,5 +1,5 @@
-//! A toy protocol: a block `stream` with a session that is no request. It has what the shared modules need, and nothing
-//! else.
+//! A toy protocol: a `stream` block with sessions that are not requests. It implements only what the shared modules
+//! need.
 
 use std::cell::{OnceCell, RefCell};
 use std::fmt;
@@ -29,7 +29,7 @@ use gale_modules::shared::{geo, map, split_clients};
 use gale_process::{BuildRequest, ListenAddress, Resources};
 use gale_runtime::{Moment, SocketAddress};
 
-/// A connection that somebody is served on.
+/// A client's session.
 pub struct Session {
     configuration: Arc<Configuration>,
     connection: ConnectionInfo,
@@ -38,12 +38,12 @@ pub struct Session {
     evaluation: Evaluation,
     notes: RefCell<Notes>,
     held: Notes,
-    /// What the error log was told.
+    /// Messages written to the error log.
     pub told: RefCell<Vec<String>>,
 }
 
 impl Session {
-    /// A session of a client with this address.
+    /// Creates a session of a client with this address.
     pub fn new(configuration: &Arc<Configuration>, client: &str) -> Session {
         let remote = SocketAddress::Inet((client.parse::<std::net::IpAddr>().unwrap(), 4711).into());
         let listening = Rc::new(ListenAddress::Inet(([127, 0, 0, 1], 25).into()));
@@ -59,7 +59,7 @@ impl Session {
         }
     }
 
-    /// The line `text NAME TEXT` of the configuration, for this session.
+    /// Returns the text of the line `text NAME TEXT` of the configuration, expanded for this session.
     pub fn text(&self, name: &str) -> String {
         let texts = self.configuration.conf().texts.get();
         let text = texts.iter().find(|text| text.name == name).expect("a text of this name");
@@ -123,7 +123,7 @@ impl Subject for Session {
     }
 }
 
-/// The block, complete.
+/// The complete block.
 pub struct Configuration {
     variables: VariableTable<Session>,
     conf: SharedConf,
@@ -137,7 +137,7 @@ impl Configuration {
     }
 }
 
-/// The block while it is read.
+/// The block while it is parsed.
 #[derive(Default)]
 pub struct StreamBuilder {
     variables: VariablesDraft<Session>,
@@ -172,7 +172,7 @@ struct Text {
     text: Template<Session>,
 }
 
-/// What a part in http is to http.
+/// Counterpart of `HttpPart`.
 struct StreamPart {
     variables: &'static [Variable<Session>],
 }
@@ -285,10 +285,10 @@ fn merge(conf: &mut dyn std::any::Any, _: Option<&dyn std::any::Any>, _: &mut Bu
     Ok(())
 }
 
-/// What stands in a block `stream`, read and completed.
+/// Parses and completes the contents of a `stream` block.
 ///
 /// # Errors
-/// The messages of what is wrong with it.
+/// The messages of all errors.
 pub fn read(text: &str) -> Result<Arc<Configuration>, Vec<String>> {
     let request = BuildRequest {
         program: "gale".to_owned(),

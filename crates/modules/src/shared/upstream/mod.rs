@@ -14,7 +14,7 @@
 //!   sticky cookie | route | learn ...;  ntlm;
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
 //!
-//! What these do is the engine's ([`gale_engine::upstream`]); here is how they are written.
+//! This file parses the directives; the engine implements them ([`gale_engine::upstream`]).
 
 mod server;
 mod sticky;
@@ -34,7 +34,7 @@ use gale_engine::variables::subject::Subject;
 
 use super::limits::invalid_parameter;
 
-/// The directives for groups that are declared in `around`.
+/// Returns the directives for groups that are declared in `around`.
 pub const fn directives<S: Subject>(around: Contexts) -> [Directive; 18]
 where
     S::Block: HasUpstreams<S>,
@@ -181,7 +181,7 @@ where
     ]
 }
 
-/// `sticky`, which needs cookies: for http.
+/// Returns `sticky`, which needs cookies and so exists in http only.
 pub const fn sticky_directive<S: Subject>() -> Directive
 where
     S::Block: HasUpstreams<S>,
@@ -197,7 +197,7 @@ where
     }
 }
 
-/// `ntlm`, which is about requests of a connection: for http.
+/// Returns `ntlm`, which concerns the requests of a connection and so exists in http only.
 pub const fn ntlm_directive<S: Subject>() -> Directive
 where
     S::Block: HasUpstreams<S>,
@@ -252,7 +252,7 @@ where
     Ok(())
 }
 
-/// Sets what may be said once.
+/// Sets a value that may be set only once.
 fn once<S: Subject, T>(
     builder: &mut Builder,
     statement: &Statement,
@@ -270,7 +270,7 @@ where
     Ok(())
 }
 
-/// What a group's zone is to those that mention it: nothing, as workers share all they know without it.
+/// The zone of a group. It holds no state: workers share the group's state without it.
 struct GroupZone;
 
 const ZONE: &str = "zone";
@@ -293,7 +293,7 @@ where
     Ok(())
 }
 
-/// Has the group choose by a method. A second one takes the place of the first.
+/// Sets the balancing method of a group. A second method replaces the first.
 fn choose_by<S: Subject>(builder: &mut Builder, statement: &Statement, balance: Balance)
 where
     S::Block: HasUpstreams<S>,
@@ -371,7 +371,7 @@ where
     Ok(())
 }
 
-/// More idle connections than this make no sense: it is the number of ports that one address has.
+/// Upper bound of idle connections: the number of ports of one address.
 const IDLE_MAX: u64 = 65_535;
 
 fn keepalive<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
@@ -398,7 +398,7 @@ where
     )
 }
 
-/// More requests than this are not kept waiting.
+/// Upper bound of queued requests.
 const QUEUE_MAX: u64 = 1 << 20;
 
 fn queue(statement: &Statement) -> Result<QueueSettings, Diagnostic> {
@@ -436,7 +436,7 @@ fn outlier_ejection(statement: &Statement) -> Result<OutlierSettings, Diagnostic
     Ok(settings)
 }
 
-/// Takes a parameter of `outlier_ejection` over; `None` if it is none.
+/// Applies a parameter of `outlier_ejection`. Returns `None` if it is unknown or invalid.
 fn take_ejection(settings: &mut OutlierSettings, text: &[u8]) -> Option<()> {
     let number = |text: &[u8]| units::parse_number(text).and_then(|number| u32::try_from(number).ok());
     let percent = |text: &[u8]| number(text.strip_suffix(b"%")?).filter(|percent| (1..=100).contains(percent));

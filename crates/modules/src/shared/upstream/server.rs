@@ -1,4 +1,4 @@
-//! `server ADDRESS …` in a group.
+//! Parser of `server ADDRESS …` in a group.
 
 use gale_base::units;
 use gale_config::{Diagnostic, Statement, Word};
@@ -12,7 +12,7 @@ use gale_runtime::SocketAddress;
 
 use crate::shared::limits::invalid_parameter;
 
-/// The port of a server without one.
+/// Port of a server that names none.
 const PORT_DEFAULT: u16 = 80;
 
 /// The parameters of one server.
@@ -44,7 +44,7 @@ where
     Ok(())
 }
 
-/// Whether the group's method goes together with a parameter.
+/// Returns `true` if the group's method supports a parameter.
 fn is_supported(balance: Balance, parameter: &[u8]) -> bool {
     balance.has_backups() || parameter != b"backup" && !parameter.starts_with(b"slow_start=")
 }
@@ -76,7 +76,7 @@ impl Parameters {
     }
 }
 
-/// Takes a parameter over; `None` if it is none.
+/// Applies a parameter. Returns `None` if it is unknown or invalid.
 fn take_setting(settings: &mut ServerSettings, text: &[u8]) -> Option<()> {
     let number = |text| units::parse_number(text).and_then(|number| u32::try_from(number).ok());
     if let Some(value) = text.strip_prefix(b"weight=") {

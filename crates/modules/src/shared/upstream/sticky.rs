@@ -1,4 +1,4 @@
-//! `sticky cookie | route | learn …`
+//! Parser of `sticky cookie | route | learn …`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use gale_engine::variables::subject::Subject;
 
 use crate::shared::variable_name;
 
-/// How long a session that was learned is remembered after its last request, unless said otherwise.
+/// Default time for which a learned session is kept after its last request.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(600);
 
 const ZONE: &str = "sticky";
 
-/// The zone of the sessions of one group, by its name.
+/// The session zone of one group, by name.
 struct SessionZone(BString);
 
 pub(super) fn sticky<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
@@ -46,7 +46,7 @@ fn unknown_parameter(word: &Word) -> Diagnostic {
     Diagnostic::emerg(format!("unknown parameter \"{}\"", word.text)).at(word.span)
 }
 
-/// Sets what may stand there once.
+/// Sets a parameter that may be set only once.
 fn set_once<T>(slot: &mut Option<T>, value: T, name: &str, statement: &Statement) -> Result<(), Diagnostic> {
     match slot.replace(value) {
         Some(_) => Err(statement.directive_error(&format!("parameter \"{name}\" is duplicate"))),
@@ -186,7 +186,7 @@ fn zone_size(text: &[u8]) -> Result<ZoneSize, &'static str> {
     Ok(ZoneSize { name: name.into(), bytes })
 }
 
-/// The sessions of a zone, which belongs to one group.
+/// Returns the sessions of a zone, which belongs to one group.
 fn sessions<S: Subject>(
     builder: &mut Builder,
     statement: &Statement,
