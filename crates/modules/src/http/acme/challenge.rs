@@ -1,6 +1,6 @@
-//! How an issuer finds out that names are served here: one type for each kind of challenge.
+//! Challenges, by which an issuer checks that this server controls a name: one type for each kind.
 //!
-//! A kind that needs something outside of this process, such as a record in the DNS, may take its time in `present`.
+//! A kind that needs something outside of this process, such as a DNS record, may wait for it in `present`.
 
 use std::any::Any;
 use std::net::IpAddr;
@@ -10,30 +10,30 @@ use gale_engine::tls::challenges::{self, Answer, AnswerDirectory, AskedOver};
 use gale_http::request::phases::LocalBoxFuture;
 use gale_runtime::default_pool;
 
-/// What an issuer asks for.
+/// A challenge of an issuer for one name.
 pub(super) struct Question {
-    /// The name or the address.
+    /// The name or address to prove control of.
     pub name: String,
-    /// The challenge's own (RFC 8555, section 8.3).
+    /// The challenge's token (RFC 8555, section 8.3).
     pub token: String,
     /// The token with the hash of the account's key (section 8.1).
     pub key_authorization: String,
 }
 
-/// What keeps an answer where the issuer finds it, until it is dropped.
+/// Keeps the response in place for the issuer until it is dropped.
 pub(super) type Guard = Box<dyn Any>;
 
-/// See the file's head.
+/// A kind of challenge.
 pub(super) trait Challenge: Send + Sync {
-    /// Its name in the protocol.
+    /// Returns its name in the protocol.
     fn kind(&self) -> &'static str;
 
-    /// Whether names such as `*.example.com` can be had by it.
+    /// Returns `true` if it can prove control of names such as `*.example.com`.
     fn covers_wildcards(&self) -> bool {
         false
     }
 
-    /// Has the issuer find the answer.
+    /// Puts the response in place for the issuer.
     fn present(
         &self,
         question: Question,

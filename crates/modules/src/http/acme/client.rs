@@ -1,7 +1,7 @@
-//! Asks issuers: requests with their nonces and signatures (RFC 8555, section 6), over the client of services.
+//! Client of an issuer: signed requests with nonces (RFC 8555, section 6), over the HTTP client of services.
 //!
-//! A response is bounded in size and time, redirects are not followed, and where the issuer's own address is `https`
-//! nothing is asked in the clear. A nonce that the issuer does not take any more is replaced a few times.
+//! A response is bounded in size and time, and redirects are not followed. If the issuer's own address is `https`, no
+//! request is sent in the clear. A request with a rejected nonce is repeated a few times.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -27,43 +27,43 @@ use super::service::AcmeService;
 use super::url::Url;
 use crate::http::lookup::{self, NameServers};
 
-/// Longest body of a response: a chain of certificates is some ten thousand bytes long.
+/// Maximum length of a response's body: a chain of certificates has some ten thousand bytes.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 
-/// Longest head.
+/// Maximum length of a response's head.
 const HEAD_BYTES_MAX: usize = 32 * 1024;
 
-/// How long connecting may take, and the handshake again.
+/// Timeout of connecting, and of the TLS handshake.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How long a request may take.
+/// Timeouts of a request.
 const PATIENCE: Patience =
     Patience { send: Duration::from_secs(30), read: Duration::from_secs(30), whole: Duration::from_secs(60) };
 
-/// How often a request is sent whose nonce is not taken.
+/// Maximum number of times that a request is sent because its nonce was rejected.
 const NONCES_MAX: usize = 4;
 
-/// How many addresses of a name are tried.
+/// Maximum number of a host's addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// Why an issuer has not done what it was asked for.
+/// Reason why a request to an issuer failed.
 #[derive(Debug)]
 pub(super) enum AcmeError {
-    /// It cannot be asked. Trying again may help.
+    /// The issuer cannot be reached. Trying again may help.
     Unreachable(String, ClientError),
-    /// Its name has no address.
+    /// The issuer's name has no address.
     NotFound(String),
-    /// It says why, and perhaps when it is best asked again.
+    /// The issuer refuses, and may say when to try again.
     Problem { problem: Problem, status: u16, retry_after: Option<Duration> },
-    /// What it says cannot be understood.
+    /// The response is malformed.
     Malformed(String),
-    /// It does not find what it looks for at the names: its own words.
+    /// The issuer's validation of a name failed; the text is the issuer's.
     NotAuthorized(String),
-    /// It has taken too long to decide.
+    /// The issuer did not decide in time.
     TimedOut(&'static str),
-    /// The configuration does not allow what it wants.
+    /// The configuration forbids something that the issuer requires.
     Configuration(String),
-    /// Something has failed here.
+    /// A local error.
     Local(String),
 }
 
@@ -86,12 +86,12 @@ impl fmt::Display for AcmeError {
 }
 
 impl AcmeError {
-    /// Something that is missing or wrong in a response.
+    /// Error: a part of a response is missing or invalid.
     pub fn malformed(what: impl Into<String>) -> AcmeError {
         AcmeError::Malformed(what.into())
     }
 
-    /// How long the issuer does not want to be asked again.
+    /// Returns the issuer's `Retry-After`.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             AcmeError::Problem { retry_after, .. } => *retry_after,
@@ -99,7 +99,7 @@ impl AcmeError {
         }
     }
 
-    /// The kind of a problem, as the issuer calls it: `rateLimited`.
+    /// Returns the issuer's name for the kind of problem: `rateLimited`.
     pub fn problem_kind(&self) -> &str {
         match self {
             AcmeError::Problem { problem, .. } => problem.short_kind(),
@@ -107,7 +107,7 @@ impl AcmeError {
         }
     }
 
-    /// Whether only another configuration helps.
+    /// Returns `true` if only a change of the configuration can help.
     pub fn is_lasting(&self) -> bool {
         const LASTING: &[&str] = &[
             "externalAccountRequired",
@@ -122,37 +122,37 @@ impl AcmeError {
     }
 }
 
-/// A response that is no refusal.
+/// A successful response.
 pub(super) struct Reply {
     fields: FieldList,
-    /// Its body.
+    /// The response's body.
     pub body: Vec<u8>,
 }
 
 impl Reply {
-    /// The value of a field, as text.
+    /// Returns a header field's value as text.
     pub fn field(&self, name: &str) -> Option<&str> {
         self.fields(name).next()
     }
 
-    /// The values of all fields of this name.
+    /// Returns the values of all header fields of this name.
     pub fn fields(&self, name: &str) -> impl Iterator<Item = &str> {
         let same = self.fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name.as_bytes()));
         same.filter_map(|field| std::str::from_utf8(&field.value).ok())
     }
 
-    /// The URL in `Location`.
+    /// Returns the URL in `Location`.
     pub fn location(&self) -> Result<String, AcmeError> {
         let location = self.field("Location").filter(|text| Url::parse(text).is_ok());
         location.map(str::to_owned).ok_or_else(|| AcmeError::malformed("no URL in \"Location\""))
     }
 
-    /// The field `Retry-After`.
+    /// Returns the value of `Retry-After`.
     pub fn retry_after(&self) -> Option<Duration> {
         self.field("Retry-After").and_then(|text| retry_after(text.as_bytes(), wall_seconds()))
     }
 
-    /// The body, which has to be of this kind.
+    /// Parses the body as JSON.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, AcmeError> {
         serde_json::from_slice(&self.body).map_err(|error| AcmeError::malformed(clean(&error.to_string())))
     }
@@ -160,19 +160,19 @@ impl Reply {
 
 /// An account at an issuer.
 pub(super) struct Account {
-    /// The key that it goes by.
+    /// The key that identifies it.
     pub key: Arc<AccountKey>,
     /// Its URL, once it is known.
     pub url: RefCell<Option<String>>,
 }
 
-/// What asks one issuer.
+/// A client of one issuer.
 pub(super) struct AcmeClient {
     worker: Rc<Worker>,
     issuer: Arc<Issuer>,
     name_servers: Option<NameServers>,
     account: Rc<Account>,
-    /// What writes has a share, so that no other process writes meanwhile.
+    /// A share of the lock of the state directory; writers hold one, so that no other process writes at the same time.
     lock_share: Option<LockShare>,
     kept: RefCell<Option<(Url, ClientConnection)>>,
     nonce: RefCell<Option<String>>,
@@ -180,7 +180,7 @@ pub(super) struct AcmeClient {
 }
 
 impl AcmeClient {
-    /// Names are looked up by these servers, or as the system does without.
+    /// Creates a client. Names are resolved by these servers, or by the system if there are none.
     pub fn new(
         context: &Context<AcmeService>,
         issuer: &Arc<Issuer>,
@@ -199,22 +199,22 @@ impl AcmeClient {
         }
     }
 
-    /// The issuer.
+    /// Returns the issuer.
     pub fn issuer(&self) -> &Arc<Issuer> {
         &self.issuer
     }
 
-    /// A share of the lock of the state directory.
+    /// Returns a share of the lock of the state directory.
     pub fn lock_share(&self) -> Option<LockShare> {
         self.lock_share.clone()
     }
 
-    /// The account.
+    /// Returns the account.
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// Where what is asked for; asked for itself once.
+    /// Returns the directory of the issuer's URLs, which is fetched once.
     pub async fn directory(&self) -> Result<Rc<Directory>, AcmeError> {
         if let Some(directory) = &*self.directory.borrow() {
             return Ok(Rc::clone(directory));
@@ -228,7 +228,7 @@ impl AcmeClient {
         Ok(directory)
     }
 
-    /// A resource that anybody may see.
+    /// Fetches a public resource.
     pub async fn get(&self, url: &Url) -> Result<Reply, AcmeError> {
         let (reply, status) = self.ask(Method::Get, url, None).await?;
         match status {
@@ -237,12 +237,12 @@ impl AcmeClient {
         }
     }
 
-    /// A resource of the account's.
+    /// Fetches a resource of the account.
     pub async fn fetch(&self, url: &str) -> Result<Reply, AcmeError> {
         self.post(url, None).await
     }
 
-    /// Sends a signed request to this URL. No payload asks for the resource itself.
+    /// Sends a signed request. Without a payload it fetches the resource ("POST-as-GET").
     pub async fn post(&self, url: &str, payload: Option<Value>) -> Result<Reply, AcmeError> {
         let parsed = self.parse(url)?;
         let payload = Arc::new(payload);
@@ -256,14 +256,14 @@ impl AcmeClient {
                 return Ok(reply);
             }
             let error = refusal(&reply, status);
-            // Its response has brought another one (RFC 8555, section 6.5).
+            // The response has brought a new nonce (RFC 8555, section 6.5).
             if error.problem_kind() != "badNonce" || count == NONCES_MAX {
                 return Err(error);
             }
         }
     }
 
-    /// Reads a URL that the issuer has given.
+    /// Parses a URL from the issuer.
     pub fn parse(&self, text: &str) -> Result<Url, AcmeError> {
         let url = Url::parse(text).map_err(|why| AcmeError::malformed(format!("{why} in \"{}\"", clean(text))))?;
         match self.issuer.uri.is_tls && !url.is_tls {
@@ -295,7 +295,7 @@ impl AcmeClient {
         self.nonce.take().ok_or_else(|| AcmeError::malformed("no nonce"))
     }
 
-    /// One request, over the connection of the last one if that is still good.
+    /// Sends one request, over the previous connection if that can be reused.
     async fn ask(&self, method: Method, url: &Url, body: Option<String>) -> Result<(Reply, u16), AcmeError> {
         let request = ClientRequest {
             method,
@@ -314,7 +314,7 @@ impl AcmeClient {
             };
             match connection.ask(&request, PATIENCE).await {
                 Ok(asked) => break asked,
-                // The issuer may have closed it a moment ago.
+                // The issuer may have closed the kept connection meanwhile.
                 Err(ClientError::Closed(_) | ClientError::Failed(..)) if is_kept => {}
                 Err(error) => return Err(unreachable(error)),
             }
@@ -353,7 +353,7 @@ impl AcmeClient {
     }
 }
 
-/// A request as it goes on the wire.
+/// Returns the request's bytes on the wire.
 fn head(method: Method, url: &Url, body: Option<String>) -> Bytes {
     let name = match method {
         Method::Post => "POST",
@@ -374,7 +374,7 @@ fn head(method: Method, url: &Url, body: Option<String>) -> Bytes {
     Bytes::from(text.into_bytes())
 }
 
-/// Why the issuer refuses something: whatever has no problem in it counts by its status.
+/// Returns the error of a response that is a refusal; without a problem document its status decides.
 fn refusal(reply: &Reply, status: u16) -> AcmeError {
     let problem = serde_json::from_slice(&reply.body).unwrap_or_default();
     AcmeError::Problem { problem, status, retry_after: reply.retry_after() }

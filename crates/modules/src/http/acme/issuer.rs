@@ -1,4 +1,4 @@
-//! `acme_issuer NAME { … }`: who makes certificates, and how it is asked.
+//! `acme_issuer NAME { … }`: an issuer of certificates and its settings.
 //!   uri URL;
 //!   account_key ALG[:SIZE] | FILE;
 //!   challenge http-01 | http | tls-alpn-01 | tls-alpn;
@@ -37,13 +37,13 @@ use super::service::AcmeService;
 use super::url::Url;
 use crate::shared::check_row;
 
-/// How many certificates may stand between an issuer's and its authority's.
+/// Maximum number of certificates between that of the issuer's server and a trusted one.
 const VERIFY_DEPTH: u64 = 10;
 
-/// A file that is read while the configuration is.
+/// Contents of a file, read together with the configuration.
 pub(super) type Secret = Arc<OnceLock<Vec<u8>>>;
 
-/// See the file's head.
+/// An issuer and its settings.
 pub(super) struct Issuer {
     pub name: String,
     pub uri: Url,
@@ -53,37 +53,37 @@ pub(super) struct Issuer {
     pub contacts: Vec<String>,
     pub external_account: Option<ExternalAccount>,
     pub preferred_chain: Option<String>,
-    /// Its name, and whether nothing else will do.
+    /// The profile's name, and `true` if it is required.
     pub profile: Option<(String, bool)>,
-    /// Where everything is kept; only in memory without.
+    /// Directory of all state; `None` keeps the state in memory only.
     pub state_path: Option<PathBuf>,
     pub accepts_terms: bool,
-    /// What is asked of the issuer's server, when its files have been read.
+    /// TLS settings for connections to the issuer, once their files have been read.
     pub tls: Arc<OnceLock<Arc<TlsClient>>>,
-    /// Where other processes find answers to challenges.
+    /// Directory where other processes find responses to challenges.
     pub answers: Option<Arc<AnswerDirectory>>,
     pub span: Span,
-    /// What it is asked for: complete when the configuration is.
+    /// Certificates to obtain from the issuer: complete when the configuration is.
     certificates: Mutex<Vec<Arc<ManagedCertificate>>>,
     tls_identity: (bool, BString),
 }
 
-/// Where the account's key comes from.
+/// Source of the account's key.
 pub(super) enum AccountKeySource {
-    /// It is made, and kept in the state directory.
+    /// Generated, and kept in the state directory.
     Made(KeyKind),
-    /// A file has it.
+    /// Read from a file.
     File(Secret),
 }
 
-/// An account that is known to the issuer by other means (RFC 8555, section 7.3.4).
+/// An account that the issuer knows by other means (RFC 8555, section 7.3.4).
 pub(super) struct ExternalAccount {
     pub kid: String,
     source: Secret,
 }
 
 impl ExternalAccount {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> Result<Vec<u8>, AcmeError> {
         let text = self.source.get().map_or(&[][..], |text| text.trim());
         let key = from_base64_url(text).filter(|key| !key.is_empty());
@@ -92,12 +92,12 @@ impl ExternalAccount {
 }
 
 impl Issuer {
-    /// What it is asked for.
+    /// Returns the certificates to obtain.
     pub fn certificates(&self) -> Vec<Arc<ManagedCertificate>> {
         self.certificates.lock().clone()
     }
 
-    /// Has it asked for one more, unless it is asked for that already.
+    /// Adds a certificate to obtain, unless it is in the list already.
     pub fn add(&self, certificate: &Arc<ManagedCertificate>) {
         let mut certificates = self.certificates.lock();
         if !certificates.iter().any(|known| Arc::ptr_eq(known, certificate)) {
@@ -105,7 +105,7 @@ impl Issuer {
         }
     }
 
-    /// Whether a service that began with `earlier` may go on with this.
+    /// Returns `true` if a service that was started with `earlier` may continue with these settings.
     pub fn continues(&self, earlier: &Issuer) -> bool {
         let settings = |issuer: &Issuer| {
             let key = match &issuer.account_key {
@@ -130,7 +130,7 @@ impl fmt::Debug for Issuer {
     }
 }
 
-/// The block while it is read.
+/// The block while it is parsed.
 #[derive(Default)]
 struct Draft {
     uri: Setting<Url>,
@@ -147,7 +147,7 @@ struct Draft {
     accepts_terms: Setting<bool>,
 }
 
-/// `acme_issuer NAME { … }`
+/// Parses `acme_issuer NAME { … }`.
 pub(super) fn issuer_block(builder: &mut Builder, statement: &Statement) -> Result<Arc<Issuer>, Diagnostic> {
     let word = &statement.args[0];
     let name = text(word)?;
@@ -209,7 +209,7 @@ pub(super) fn issuer_block(builder: &mut Builder, statement: &Statement) -> Resu
     Ok(issuer)
 }
 
-/// What is asked of the issuer's server. Nothing else has a directive.
+/// Returns the TLS settings for the issuer's server. There are no directives for others.
 fn tls_settings(verifies: bool, trusted_certificate: Option<Word>) -> TlsClientSettings {
     TlsClientSettings {
         versions: Setting::of(Versions { tls12: true, tls13: true }),
@@ -328,7 +328,7 @@ pub(super) fn text(word: &Word) -> Result<String, Diagnostic> {
     text.map_err(|_| Diagnostic::emerg(format!("invalid UTF-8 in \"{}\"", word.text)).at(word.span))
 }
 
-/// A file that the master reads, beside the configuration's own if its name is relative.
+/// Reads a file in the master process; a relative name is taken from the directory of the configuration file.
 fn secret(builder: &mut Builder, word: &Word) -> Result<Secret, Diagnostic> {
     let path = word.text.to_path().map_err(|error| Diagnostic::emerg(error.to_string()).at(word.span))?;
     let contents = Secret::default();
@@ -341,7 +341,7 @@ fn secret(builder: &mut Builder, word: &Word) -> Result<Secret, Diagnostic> {
     Ok(contents)
 }
 
-/// Whether a text begins as an URL does (RFC 3986, section 3.1).
+/// Returns `true` if a text begins with a URL's scheme (RFC 3986, section 3.1).
 fn has_scheme(text: &str) -> bool {
     let Some((scheme, _)) = text.split_once(':') else { return false };
     scheme.starts_with(|first: char| first.is_ascii_alphabetic())

@@ -1,5 +1,5 @@
-//! Requests to issuers are signed: JSON Web Signatures (RFC 7515) in their flattened form, as RFC 8555, section 6.2,
-//! has them. A signature with a long RSA key takes milliseconds, so nothing here belongs on an event loop.
+//! Signatures of requests: JSON Web Signatures (RFC 7515) in flattened form, as in RFC 8555, section 6.2. Signing with
+//! a long RSA key takes milliseconds, so it must not run on an event loop.
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{
@@ -10,11 +10,11 @@ use aws_lc_rs::{digest, hmac};
 use gale_engine::tls::{base64_url, keys};
 use serde_json::{Value, json};
 
-/// What tells an issuer who is asking.
+/// Identifies the sender of a request to the issuer.
 pub(super) enum Identity<'k> {
-    /// The account that has this URL.
+    /// The URL of the account.
     Account(&'k str),
-    /// Whoever has this key: there is no account yet.
+    /// The public key, before there is an account.
     Key,
 }
 
@@ -30,7 +30,7 @@ enum Signer {
     Rsa(Box<RsaKeyPair>),
 }
 
-/// Algorithms of RFC 7518, section 3.4, with their curves and how long a coordinate is.
+/// Algorithms of RFC 7518, section 3.4, with their curves and the length of a coordinate.
 const CURVES: &[(&EcdsaSigningAlgorithm, &str, &str, usize)] = &[
     (&ECDSA_P256_SHA256_FIXED_SIGNING, "ES256", "P-256", 32),
     (&ECDSA_P384_SHA384_FIXED_SIGNING, "ES384", "P-384", 48),
@@ -38,10 +38,10 @@ const CURVES: &[(&EcdsaSigningAlgorithm, &str, &str, usize)] = &[
 ];
 
 impl AccountKey {
-    /// Reads a key in PEM.
+    /// Parses a PEM key.
     ///
     /// # Errors
-    /// It is none, or of a kind that issuers do not take.
+    /// The text is not a key, or issuers do not accept its kind.
     pub fn of_pem(pem: &[u8]) -> Result<AccountKey, String> {
         let der = keys::private_key_der(pem)?;
         for &(algorithm, name, curve, length) in CURVES {
@@ -54,7 +54,7 @@ impl AccountKey {
                 _ => continue,
             };
             let (x, y) = (base64_url(x), base64_url(y));
-            // In this order the members are hashed (RFC 7638, section 3.2).
+            // The hash needs the members in this order (RFC 7638, section 3.2).
             let text = format!(r#"{{"crv":"{curve}","kty":"EC","x":"{x}","y":"{y}"}}"#);
             return Ok(AccountKey::of(Signer::Ecdsa(pair, name), &text));
         }
@@ -71,12 +71,12 @@ impl AccountKey {
         AccountKey { signer, jwk, thumbprint }
     }
 
-    /// The hash of the public key (RFC 7638).
+    /// Returns the hash of the public key (RFC 7638).
     pub fn thumbprint(&self) -> &str {
         &self.thumbprint
     }
 
-    /// A request to this URL. No payload is the empty one that asks for something.
+    /// Signs a request to this URL. Without a payload the request fetches the resource.
     ///
     /// # Errors
     /// The key cannot sign.
@@ -96,10 +96,11 @@ impl AccountKey {
         flattened(&protected, &payload, |input| self.signature(input))
     }
 
-    /// Says that an account that the issuer knows by other means is this key's (RFC 8555, section 7.3.4).
+    /// Returns the object that binds an account known to the issuer by other means to this key (RFC 8555, section
+    /// 7.3.4).
     ///
     /// # Errors
-    /// None that can happen.
+    /// None in practice.
     pub fn bind(&self, kid: &str, mac_key: &[u8], url: &str) -> Result<Value, String> {
         let protected = json!({ "alg": "HS256", "kid": kid, "url": url });
         let key = hmac::Key::new(hmac::HMAC_SHA256, mac_key);
@@ -138,7 +139,7 @@ fn flattened(
     Ok(json!({ "protected": protected, "payload": payload, "signature": base64_url(&signature) }).to_string())
 }
 
-/// The modulus and the exponent of an `RSAPublicKey` (RFC 8017, appendix A.1.1), without leading zeros.
+/// Returns the modulus and the exponent of an `RSAPublicKey` (RFC 8017, appendix A.1.1), without leading zeros.
 fn rsa_numbers(der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (numbers, _) = element(der, 0x30)?;
     let (modulus, rest) = element(numbers, 0x02)?;
@@ -147,7 +148,7 @@ fn rsa_numbers(der: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&modulus[bare(modulus)..], &exponent[bare(exponent)..]))
 }
 
-/// The contents of an element of DER with this tag, and what follows it.
+/// Returns the contents of a DER element with this tag, and the bytes behind it.
 fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (&first, rest) = der.split_first()?;
     let (&length, rest) = rest.split_first().filter(|_| first == tag)?;

@@ -1,5 +1,5 @@
-//! What issuers say, in JSON (RFC 8555, section 7.1). All of it is hostile until it was looked at: fields that are
-//! missing are empty, and texts for the log are cleaned.
+//! Messages from issuers, in JSON (RFC 8555, section 7.1). They are untrusted input: missing fields are empty, and
+//! texts are cleaned before they are logged.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use std::time::Duration;
 use gale_base::{http_date, units};
 use serde::Deserialize;
 
-/// The most of an issuer's text that is logged, in characters.
+/// Maximum length of an issuer's text in the log, in characters.
 const LOGGED_MAX: usize = 300;
 
-/// Where what is asked for (section 7.1.1).
+/// The issuer's URLs (section 7.1.1).
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Directory {
     pub new_nonce: String,
     pub new_account: String,
     pub new_order: String,
-    /// RFC 9773
+    /// See RFC 9773.
     pub renewal_info: Option<String>,
     pub meta: Meta,
 }
@@ -30,7 +30,7 @@ pub(super) struct Meta {
     pub profiles: HashMap<String, serde_json::Value>,
 }
 
-/// Section 7.1.6 names the states; whatever else comes counts as unknown.
+/// States of section 7.1.6; any other counts as unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum State {
@@ -88,7 +88,7 @@ pub(super) struct OfferedChallenge {
     pub error: Option<Problem>,
 }
 
-/// Why something is refused (RFC 7807).
+/// Reason of a refusal (RFC 7807).
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Problem {
@@ -97,7 +97,7 @@ pub(super) struct Problem {
     pub detail: String,
 }
 
-/// When a certificate is best renewed (RFC 9773, section 4.2).
+/// Suggested time of renewal (RFC 9773, section 4.2).
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct RenewalInfo {
@@ -114,31 +114,31 @@ pub(super) struct Window {
 }
 
 impl Problem {
-    /// The kind without what all kinds begin with: `rateLimited`.
+    /// Returns the kind without the common prefix: `rateLimited`.
     pub fn short_kind(&self) -> &str {
         self.kind.strip_prefix("urn:ietf:params:acme:error:").unwrap_or(&self.kind)
     }
 
-    /// For messages: `rateLimited: too many certificates`.
+    /// Returns a text for messages: `rateLimited: too many certificates`.
     pub fn describe(&self) -> String {
         let kind = if self.kind.is_empty() { "unknown error" } else { self.short_kind() };
         clean(&if self.detail.is_empty() { kind.to_owned() } else { format!("{kind}: {}", self.detail) })
     }
 }
 
-/// A text of an issuer's for the log: one line, not too long.
+/// Returns an issuer's text for the log: one line of bounded length.
 pub(super) fn clean(text: &str) -> String {
     let printable = |character: char| if character.is_control() { ' ' } else { character };
     text.chars().take(LOGGED_MAX).map(printable).collect()
 }
 
-/// The field `Retry-After`: seconds, or a date.
+/// Parses a `Retry-After` field: seconds, or a date.
 pub(super) fn retry_after(text: &[u8], now: u64) -> Option<Duration> {
     let seconds = units::parse_number(text).or_else(|| http_date::parse(text).map(|date| date.saturating_sub(now)));
     seconds.map(Duration::from_secs)
 }
 
-/// A time (RFC 3339) in seconds since 1970, parts of seconds left out: `2026-01-02T03:04:05.6Z`, `…+01:00`.
+/// Parses a time (RFC 3339) into seconds since 1970, without fractions: `2026-01-02T03:04:05.6Z`, `…+01:00`.
 pub(super) fn time(text: &str) -> Option<u64> {
     let number = |range: std::ops::Range<usize>| {
         let digits = text.get(range)?;
@@ -167,9 +167,9 @@ pub(super) fn time(text: &str) -> Option<u64> {
     u64::try_from(seconds).ok()
 }
 
-/// Days from 1970 to a date of the Gregorian calendar.
+/// Returns the number of days from 1970 to a date of the Gregorian calendar.
 fn days_until(year: i64, month: i64, day: i64) -> i64 {
-    // Years that begin in March, so that the leap day is the last one.
+    // Years begin in March here, so that the leap day is the last one.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let of_year = (153 * month + 2) / 5 + day - 1;
     365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + of_year - 719_468

@@ -1,4 +1,4 @@
-//! acme: certificates that Gale obtains from an issuer and renews (RFC 8555).
+//! acme: certificates that are obtained from an issuer and renewed automatically (RFC 8555).
 //!   acme_issuer NAME { … }                                  http; see `issuer.rs`
 //!   acme_certificate ISSUER [NAME …] [key=ALG[:SIZE]];      server
 //!   acme_shared_zone zone=NAME:SIZE;                        http; accepted, without effect
@@ -14,8 +14,8 @@
 //! jws, messages, url   their parts
 //! ```
 //!
-//! What clients get is the engine's ([`gale_engine::tls::managed`]), and so are answers to challenges
-//! ([`gale_engine::tls::challenges`]), which any event loop of any process gives.
+//! The engine serves the certificates to clients ([`gale_engine::tls::managed`]) and the responses to challenges
+//! ([`gale_engine::tls::challenges`]), which any event loop of any process can give.
 
 mod challenge;
 mod client;
@@ -48,7 +48,7 @@ use gale_protocol::request::Method;
 
 use self::issuer::Issuer;
 
-/// Where issuers look for answers (RFC 8555, section 8.3).
+/// Path of `http-01` responses (RFC 8555, section 8.3).
 const WELL_KNOWN: &[u8] = b"/.well-known/acme-challenge/";
 
 /// See the file's head.
@@ -101,17 +101,17 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// What a scope says.
+/// Settings of a scope.
 #[derive(Default)]
 struct Conf {
-    /// All issuers of the http block, in all of its scopes.
+    /// All issuers of the http block, the same list in each scope.
     issuers: Vec<Arc<Issuer>>,
     /// Not inherited.
     certificate: Option<Draft>,
     has_zone: bool,
 }
 
-/// An `acme_certificate` as it is written.
+/// An `acme_certificate` before the configuration is complete.
 struct Draft {
     server: ServerId,
     issuer: Word,
@@ -170,7 +170,7 @@ fn acme_shared_zone(conf: &mut Conf, builder: &mut Builder, statement: &Statemen
     crate::shared::ssl::without_effect(builder, statement, "certificates are kept in the memory of the worker process")
 }
 
-/// A name as certificates have it. As with nginx `.example.com` stands for `example.com` and `www.example.com`.
+/// Adds a name of a certificate. As with nginx, `.example.com` stands for `example.com` and `www.example.com`.
 fn add_names(names: &mut Vec<String>, text: &str) -> Result<(), &'static str> {
     let mut add = |name: String| {
         if !names.contains(&name) {
@@ -215,7 +215,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     Ok(())
 }
 
-/// The names of a certificate: those of the directive, or else the server's.
+/// Returns the names of a certificate: those of the directive, or else of the server.
 fn names(draft: &Draft, issuer: &Issuer, builder: &mut Builder) -> Result<Vec<String>, Diagnostic> {
     let covers = |name: &str| issuer.challenge.covers_wildcards() || !name.starts_with('*');
     if let Some(wildcard) = draft.names.iter().find(|name| !covers(name)) {
@@ -247,7 +247,7 @@ fn names(draft: &Draft, issuer: &Issuer, builder: &mut Builder) -> Result<Vec<St
     }
 }
 
-/// The certificate of the request's server, as `ssl_certificate` takes it.
+/// Appends the certificate of the request's server, in the form that `ssl_certificate` takes.
 fn append(request: &Request, out: &mut Vec<u8>, part: fn(&Current) -> &str) -> bool {
     let managed = request.server().tls.as_ref().and_then(|tls| tls.managed());
     let Some(current) = managed.and_then(|managed| managed.current()) else { return false };
@@ -256,7 +256,7 @@ fn append(request: &Request, out: &mut Vec<u8>, part: fn(&Current) -> &str) -> b
     true
 }
 
-/// Tells an issuer what it asks for, whatever the server says of other requests.
+/// Answers an issuer's `http-01` request, before any other rule of the server applies.
 fn answer(request: &mut Request, _: &Conf) -> Option<Flow> {
     let Some(token) = request.uri.strip_prefix(WELL_KNOWN) else { return Some(Flow::Next) };
     if !matches!(request.parsed.method, Method::Get | Method::Head) {
@@ -269,7 +269,7 @@ fn answer(request: &mut Request, _: &Conf) -> Option<Flow> {
     }
 }
 
-/// The same where another process may know more.
+/// As [`answer`], for a response that may be known to another process.
 fn answer_later(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
     Box::pin(async move {
         let token = request.uri.strip_prefix(WELL_KNOWN).unwrap_or_default().to_vec();

@@ -4,7 +4,8 @@
 //!   account ─► order ─► of each name: answer to a challenge ─► ready ─► request with a new key ─► chain
 //! ```
 //!
-//! All that is waited for is bounded. Dropped half-way, it takes its answers back; the issuer forgets the order.
+//! Every wait is bounded. If the future is dropped, the responses to challenges are removed; the issuer lets the order
+//! expire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,22 +20,22 @@ use super::challenge::{Guard, Question};
 use super::client::{AcmeClient, AcmeError, Reply};
 use super::messages::{Account, Authorization, OfferedChallenge, Order, RenewalInfo, State, time};
 
-/// How long an issuer may take to look at all names, and to make a certificate.
+/// Maximum time for the issuer to validate all names, and to issue a certificate.
 const DECISION_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// The first pause before it is looked what has become of something; doubled each time.
+/// Pause before the first poll of a state; doubled each time.
 const POLL_PAUSE_MIN: Duration = Duration::from_millis(250);
 
-/// The longest pause, also if the issuer asks for a longer one.
+/// Maximum pause, even if the issuer asks for a longer one.
 const POLL_PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// Most names in a certificate: more than any issuer allows.
+/// Maximum number of names in a certificate: more than any issuer allows.
 const AUTHORIZATIONS_MAX: usize = 1000;
 
-/// How many other chains are looked at for a preferred one.
+/// Maximum number of alternate chains that are searched for the preferred one.
 const ALTERNATES_MAX: usize = 8;
 
-/// Makes sure that the issuer knows the account. Says whether it was made, or was found by its key.
+/// Registers the account, or finds it by its key. Returns `true` if it was created.
 pub(super) async fn register(client: &AcmeClient) -> Result<bool, AcmeError> {
     if client.account().url.borrow().is_some() {
         return Ok(false);
@@ -69,7 +70,7 @@ pub(super) async fn register(client: &AcmeClient) -> Result<bool, AcmeError> {
     Ok(true)
 }
 
-/// Has the issuer make a certificate, which clients get from then on. Returns also whether it could be written.
+/// Obtains a certificate, which is served to clients from then on. Also returns whether it could be written to disk.
 pub(super) async fn obtain(
     client: &AcmeClient,
     certificate: &Arc<ManagedCertificate>,
@@ -77,13 +78,13 @@ pub(super) async fn obtain(
     let replaced = certificate.current().filter(|current| current.is_issued() && !current.renewal_id.is_empty());
     let replaced = replaced.map(|current| current.renewal_id.clone());
     let (order_url, order) = match new_order(client, certificate, replaced.as_deref()).await {
-        // Registered long ago, and forgotten (RFC 8555, section 7.3.1).
+        // The issuer has forgotten the account (RFC 8555, section 7.3.1).
         Err(error) if error.problem_kind() == "accountDoesNotExist" => {
             client.account().url.replace(None);
             register(client).await?;
             new_order(client, certificate, replaced.as_deref()).await?
         }
-        // It has been replaced before, or the issuer does not know it (RFC 9773, section 5).
+        // The certificate was replaced before, or the issuer does not know it (RFC 9773, section 5).
         Err(error)
             if replaced.is_some() && matches!(error.problem_kind(), "alreadyReplaced" | "malformed" | "conflict") =>
         {
@@ -103,7 +104,7 @@ pub(super) async fn obtain(
     .await?;
     let order = match order.status {
         State::Ready => finalize(client, certificate, &order_url, &order, &key).await?,
-        // Valid already, with another key.
+        // The order is valid already, with another key.
         _ => order,
     };
     let chain_url = match (order.status, &order.certificate) {
@@ -158,8 +159,8 @@ async fn new_order(
     Ok((reply.location()?, order))
 }
 
-/// Answers the challenges of an order, and waits until the issuer has looked. The answers are there as long as the
-/// result is: the issuer may look again.
+/// Responds to the challenges of an order and waits for the issuer's validation. The responses stay in place as long as
+/// the returned guards live, since the issuer may validate again.
 async fn authorize(client: &AcmeClient, order: &Order) -> Result<Vec<Guard>, AcmeError> {
     let challenge = client.issuer().challenge;
     let (mut guards, mut waiting) = (Vec::new(), Vec::new());
@@ -205,7 +206,7 @@ fn not_authorized(authorization: &Authorization, kind: &str, status: State) -> A
     AcmeError::NotAuthorized(super::messages::clean(&format!("{kind} for \"{name}\": {why}")))
 }
 
-/// Sends the request for the certificate, and waits for that.
+/// Sends the certificate signing request and waits for the certificate.
 async fn finalize(
     client: &AcmeClient,
     certificate: &Arc<ManagedCertificate>,
@@ -229,7 +230,7 @@ async fn finalize(
     }
 }
 
-/// The chain: the preferred one, if there are others and one of them is.
+/// Returns the certificate chain: the preferred one among the alternates if there is one, else the default.
 async fn chain(client: &AcmeClient, url: &str) -> Result<Vec<u8>, AcmeError> {
     let first = client.fetch(url).await?;
     let Some(preferred) = &client.issuer().preferred_chain else { return Ok(first.body) };
@@ -246,7 +247,7 @@ async fn chain(client: &AcmeClient, url: &str) -> Result<Vec<u8>, AcmeError> {
     Ok(first.body)
 }
 
-/// The URLs of other chains in a field `Link` (RFC 8288).
+/// Returns the URLs of alternate chains in a `Link` field (RFC 8288).
 fn alternates(field: &str) -> impl Iterator<Item = String> {
     let link = |part: &str| {
         let (url, parameters) = part.trim().strip_prefix('<')?.split_once('>')?;
@@ -259,12 +260,12 @@ fn alternates(field: &str) -> impl Iterator<Item = String> {
     field.split(',').filter_map(link).collect::<Vec<_>>().into_iter()
 }
 
-/// Whether the topmost certificate of a chain has an issuer of this name.
+/// Returns `true` if the issuer of the topmost certificate has this name.
 fn is_issued_by(reply: &Reply, name: &str) -> bool {
     Certificate::last_of_pem(&reply.body, |last| last.issuer_common_name().as_deref() == Some(name)) == Some(true)
 }
 
-/// When the issuer would like a certificate to be renewed, and when it is best asked again; `None` if it does not tell.
+/// Returns the suggested window of renewal and the time of the next query, or `None` if the issuer gives none.
 pub(super) async fn renewal_info(
     client: &AcmeClient,
     current: &Current,
@@ -281,7 +282,7 @@ pub(super) async fn renewal_info(
     }
 }
 
-/// Asks for a resource until it is as wanted.
+/// Polls a resource until it is in the wanted state.
 async fn poll<T: serde::de::DeserializeOwned>(
     client: &AcmeClient,
     url: &str,
@@ -304,7 +305,7 @@ async fn poll<T: serde::de::DeserializeOwned>(
     }
 }
 
-/// Does something that takes long.
+/// Runs a long task in a thread pool.
 async fn in_pool<T: Send + 'static>(task: impl FnOnce() -> Result<T, String> + Send + 'static) -> Result<T, AcmeError> {
     let done = default_pool().run(task).await.map_err(|error| AcmeError::Local(error.to_string()))?;
     done.map_err(AcmeError::Local)

@@ -1,4 +1,4 @@
-//! What is due when, for one issuer: certificates that are missing, renewals, and asking when these are wanted.
+//! Schedule of one issuer: obtaining missing certificates, renewals, and queries of renewal information.
 //!
 //! ```text
 //!   no certificate ─► obtain ──────────────────────────────┐
@@ -6,9 +6,9 @@
 //!                                    failure ─► a pause: a minute, twice as long each time, a day at most
 //! ```
 //!
-//! One certificate at a time. A renewal is due at a random moment of the issuer's window (RFC 9773), or, where it tells
-//! none, when a third of the certificate's time is left (half of it for ten days and less). A reload has everything
-//! looked at again that has failed, unless the issuer said when it is best asked.
+//! One certificate at a time. A renewal is due at a random moment of the issuer's window (RFC 9773), or, if the issuer
+//! gives none, when a third of the certificate's lifetime is left (half of it for lifetimes up to ten days). After a
+//! reload, failed certificates are tried again at once, unless the issuer has asked to wait.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -30,27 +30,27 @@ use super::jws::AccountKey;
 use super::order;
 use crate::http::lookup::name_servers;
 
-/// The pause after the first failure, in seconds.
+/// Pause after the first failure, in seconds.
 const PAUSE_MIN: u64 = 60;
 
-/// The longest pause, in seconds, and that after what only another configuration can help.
+/// Maximum pause, in seconds; also the pause after a failure that only a change of the configuration can mend.
 const PAUSE_MAX: u64 = 86_400;
 
-/// How long an issuer may ask not to be asked again, in seconds.
+/// Upper bound of an issuer's `Retry-After`, in seconds.
 const RETRY_AFTER_MAX: u64 = 7 * 86_400;
 
-/// How often renewal information is asked for, in seconds, unless the issuer says so (RFC 9773, section 4.3).
+/// Default interval of queries of renewal information, in seconds (RFC 9773, section 4.3).
 const INFO_PAUSE: u64 = 6 * 3600;
 const INFO_PAUSE_MIN: u64 = 60;
 const INFO_PAUSE_MAX: u64 = 86_400;
 
-/// It is looked at the clock so often, in seconds: it may be set.
+/// Maximum time between two looks at the clock, in seconds, since the clock may be set.
 const SLEEP_MAX: u64 = 3600;
 
-/// Certificates that are good for longer than this, in seconds, are renewed later in their lives.
+/// Certificates with a longer lifetime, in seconds, are renewed after two thirds of it instead of half.
 const SHORT_LIVED: u64 = 10 * 86_400;
 
-/// See the file's head.
+/// The service of one issuer.
 pub(super) struct AcmeService {
     pub issuer: Arc<Issuer>,
 }
@@ -64,7 +64,7 @@ impl Service for AcmeService {
         let _own = OwnAnswers::begin(&issuer);
         let mut tasks: Vec<Task> = Vec::new();
         for certificate in issuer.certificates() {
-            // Another process may have renewed it, while this one had read it.
+            // Another process may have renewed the certificate since this one read it.
             match certificate.reload().await {
                 Ok(current) => tasks.push(Task::begin(certificate, &current)),
                 Err(why) => context.log(Level::Error, format_args!("\"{}\": {why}", certificate.name())),
@@ -95,7 +95,7 @@ impl Service for AcmeService {
     }
 }
 
-/// Says what clients get in the beginning.
+/// Logs the certificate that clients get at the start.
 fn tell_of(context: &Context<AcmeService>, certificate: &ManagedCertificate) {
     let Some(current) = certificate.current() else { return };
     let names = names(certificate);
@@ -123,7 +123,7 @@ fn names(certificate: &ManagedCertificate) -> String {
     certificate.wanted().names.join(", ")
 }
 
-/// Says that this process answers the challenges of an issuer, as long as its service runs.
+/// Registers this process as the one that responds to an issuer's challenges, until it is dropped.
 struct OwnAnswers(Arc<Issuer>);
 
 impl OwnAnswers {
@@ -143,19 +143,19 @@ impl Drop for OwnAnswers {
     }
 }
 
-/// One certificate, and what is due for it. Times are seconds since 1970.
+/// Schedule of one certificate. Times are seconds since 1970.
 struct Task {
     certificate: Arc<ManagedCertificate>,
     failures: u32,
-    /// Nothing is done before that.
+    /// Earliest time of the next action.
     not_before: u64,
-    /// The issuer itself has said so.
+    /// `true` if the issuer has asked to wait until `not_before`.
     is_asked_to_wait: bool,
-    /// When it is obtained.
+    /// Time of renewal.
     renew_at: u64,
-    /// The issuer's window for that, if it tells one.
+    /// The issuer's window for the renewal, if it gives one.
     window: Option<(u64, u64)>,
-    /// When renewal information is asked for; never where there is none.
+    /// Time of the next query of renewal information; never, if the issuer has none.
     ask_at: u64,
 }
 
@@ -174,7 +174,7 @@ impl Task {
         self.renew_at.min(self.ask_at).max(self.not_before)
     }
 
-    /// Another configuration may have helped.
+    /// Ends the pause after a failure, because a new configuration may have mended it.
     fn look_again(&mut self) {
         if !self.is_asked_to_wait {
             (self.failures, self.not_before) = (0, 0);
@@ -184,7 +184,7 @@ impl Task {
         }
     }
 
-    /// Does what is due.
+    /// Does the action that is due.
     async fn act(&mut self, context: &Context<AcmeService>, account: &RefCell<Option<Rc<Account>>>) {
         let issuer = Arc::clone(&context.settings().issuer);
         let done = match account_of(context, &issuer, account).await {
@@ -233,18 +233,19 @@ impl Task {
         self.window = None;
         self.renew_at = renewal_time(&current, random_u64());
         self.ask_at = now;
-        // An issuer whose window is over for every certificate that it makes is not asked all the time.
+        // The window of each new certificate may be over already; the pause keeps the issuer from being asked all the
+        // time.
         self.not_before = now + INFO_PAUSE_MIN;
         Ok(())
     }
 
-    /// Asks when the issuer would like to be asked for the next certificate. That it does not tell is no failure.
+    /// Queries the suggested time of renewal. An issuer that gives none is not a failure.
     async fn ask(&mut self, context: &Context<AcmeService>, client: &AcmeClient, current: &Current) {
         let now = wall_seconds();
         match order::renewal_info(client, current).await {
             Ok(None) => self.ask_at = u64::MAX,
             Ok(Some((window, pause))) => {
-                // A moment that was drawn stays, or else it would be drawn until it is an early one.
+                // The random moment is drawn once per window; drawing it again at each query would favour early ones.
                 if self.window != Some(window) {
                     self.window = Some(window);
                     let latest = current.not_after.saturating_sub((current.not_after - current.not_before) / 20);
@@ -262,12 +263,12 @@ impl Task {
     }
 }
 
-/// A moment of a window.
+/// Returns a moment of a window.
 fn moment_in((start, end): (u64, u64), random: u64) -> u64 {
     start + random % (end - start).max(1)
 }
 
-/// When a certificate is renewed whose issuer does not say.
+/// Returns the time of renewal for an issuer that suggests none.
 fn renewal_time(current: &Current, random: u64) -> u64 {
     default_renewal(current.not_before, current.not_after, random)
 }
@@ -275,12 +276,12 @@ fn renewal_time(current: &Current, random: u64) -> u64 {
 fn default_renewal(not_before: u64, not_after: u64, random: u64) -> u64 {
     let lifetime = not_after.saturating_sub(not_before);
     let middle = if lifetime > SHORT_LIVED { lifetime / 3 * 2 } else { lifetime / 2 };
-    // All that were obtained together are not renewed together.
+    // The jitter spreads the renewals of certificates that were obtained together.
     let jitter = lifetime / 50;
     not_before + moment_in((middle - jitter.min(middle), middle + jitter), random)
 }
 
-/// How long it is until the next try after so many failures before this one, in seconds.
+/// Returns the pause before the next try after this many earlier failures, in seconds.
 fn pause_after(failures: u32, error: &AcmeError, random: u64) -> u64 {
     let pause = match error.is_lasting() {
         true => PAUSE_MAX,
@@ -288,11 +289,11 @@ fn pause_after(failures: u32, error: &AcmeError, random: u64) -> u64 {
     };
     let pause = pause - pause / 10 + random % (pause / 5).max(1);
     let wanted = error.retry_after().map_or(0, |wanted| wanted.as_secs().min(RETRY_AFTER_MAX) + 1);
-    // The issuer knows best, also if it is sooner: it had a reason to refuse.
+    // The issuer's wish counts even if it is shorter: it knows why it refused.
     if wanted > 0 { wanted } else { pause }
 }
 
-/// The account: its key from the file that the configuration names, from the state directory, or a new one.
+/// Returns the account: its key comes from the configured file, from the state directory, or is generated.
 async fn account_of(
     context: &Context<AcmeService>,
     issuer: &Arc<Issuer>,
@@ -343,7 +344,7 @@ fn open_account(issuer: &Issuer) -> Result<(AccountKey, Option<String>), String>
     Ok((key, url))
 }
 
-/// Notes the account's URL in the state directory. Without it the issuer finds the account by its key.
+/// Writes the account's URL to the state directory. Without it the issuer finds the account by its key.
 async fn save_account(context: &Context<AcmeService>, client: &AcmeClient) {
     let (issuer, account) = (client.issuer(), client.account());
     let Some(directory) = issuer.state_path.clone() else { return };

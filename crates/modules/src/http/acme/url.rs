@@ -1,26 +1,25 @@
-//! URLs as issuers give them: `https://host:port/path?query`. Whatever has bytes that could end a line of a request is
-//! refused.
+//! URLs from issuers: `https://host:port/path?query`. A URL with bytes that could end a line of a request is refused.
 
 use std::fmt;
 
 use gale_engine::server_address::ServerAddress;
 
-/// See the file's head.
+/// A URL from an issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Url {
     pub is_tls: bool,
-    /// The host's name or address, without brackets.
+    /// Host name or address, without brackets.
     pub host: String,
     pub port: u16,
-    /// The path with what follows the question mark.
+    /// Path and query.
     pub target: String,
 }
 
 impl Url {
-    /// Reads one.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// What is wrong with it, in nginx's words.
+    /// The URL is invalid; the text is in nginx's words.
     pub fn parse(text: &str) -> Result<Url, &'static str> {
         if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err("invalid URL");
@@ -48,19 +47,19 @@ impl Url {
         Ok(Url { is_tls, host, port, target })
     }
 
-    /// Whether one connection is good for both.
+    /// Returns `true` if both can be reached over one connection.
     pub fn has_same_origin(&self, other: &Url) -> bool {
         (self.is_tls, self.port, &self.host) == (other.is_tls, other.port, &other.host)
     }
 
-    /// The field `Host`.
+    /// Returns the value of the `Host` field.
     pub fn host_field(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         let usual = if self.is_tls { 443 } else { 80 };
         if self.port == usual { host } else { format!("{host}:{}", self.port) }
     }
 
-    /// The same with one more segment at the end of its path.
+    /// Returns the URL with one more segment at the end of its path.
     pub fn with_segment(&self, segment: &str) -> Url {
         let separator = if self.target.ends_with('/') { "" } else { "/" };
         Url { target: format!("{}{separator}{segment}", self.target), ..self.clone() }
