@@ -1,4 +1,4 @@
-//! How the API answers: JSON, and errors in nginx's form.
+//! Responses of the API: JSON, and errors in nginx's form.
 
 use gale_http::request::Request;
 use gale_http::request::body::Body;
@@ -6,10 +6,10 @@ use gale_http::request::phases::Flow;
 use gale_protocol::response::ResponseField;
 use serde_json::{Value, json};
 
-/// Where errors are explained.
+/// Documentation of errors.
 const HREF: &str = "https://nginx.org/en/docs/http/ngx_http_api_module.html";
 
-/// Why something is not done.
+/// An error of the API.
 #[derive(Debug)]
 pub(super) struct Fault {
     status: u16,
@@ -22,17 +22,17 @@ impl Fault {
         Fault { status, text: text.into(), code: code.into() }
     }
 
-    /// What is asked for is not there.
+    /// Error: there is nothing at this path.
     pub fn path() -> Fault {
         Fault::new(404, "path not found", "PathNotFound")
     }
 
-    /// This cannot be done with what is there.
+    /// Error: the object does not support this method.
     pub fn method() -> Fault {
         Fault::new(405, "method disabled", "MethodDisabled")
     }
 
-    /// The body does not say what it should.
+    /// Error: the body is invalid.
     pub fn format(text: impl Into<String>) -> Fault {
         Fault::new(400, text, "UpstreamConfFormatError")
     }
@@ -46,7 +46,7 @@ impl Fault {
     }
 }
 
-/// It is done, and there is nothing to say.
+/// Sends a success without a body.
 pub(super) fn send_nothing(request: &mut Request) -> Flow {
     request.response.status = 204;
     Flow::Answer(Body::Empty)
@@ -56,7 +56,7 @@ pub(super) fn send(request: &mut Request, status: u16, value: &Value) -> Flow {
     send_text(request, status, value.to_string())
 }
 
-/// The same, of a value that is text by now.
+/// As above, for a value that is serialised already.
 pub(super) fn send_text(request: &mut Request, status: u16, text: String) -> Flow {
     let head = &mut request.response;
     head.status = status;

@@ -1,9 +1,9 @@
-//! api: what the server knows, as JSON over HTTP, in the form that nginx documents for its commercial edition.
+//! api: the server's state as JSON over HTTP, in the form of nginx's commercial edition.
 //!   api [write=on|off];          location
 //! (<https://nginx.org/en/docs/http/ngx_http_api_module.html>, version 9; docs/api.yaml has it as OpenAPI)
 //!
-//! `tree` is what can be read and reset, `upstreams` the servers of groups, which can be changed. Who may ask is for
-//! the access rules of the location to say.
+//! `tree` has everything that can be read and reset, `upstreams` the servers of groups, which can be changed. The
+//! location's access rules control access.
 
 mod answer;
 mod own;
@@ -49,13 +49,13 @@ pub static MODULE: Module = Module {
     parts: &[&HttpPart { handlers: &[(Phase::Content, &Api)], ..HttpPart::EMPTY }],
 };
 
-/// The version of nginx's API that is spoken, and the oldest one that is answered in the same form.
+/// Supported versions of nginx's API; all have the same form.
 const VERSIONS: std::ops::RangeInclusive<u32> = 1..=9;
 
-/// Most of a request's body that is looked at, in bytes: a list of ten thousand servers has about one megabyte.
+/// Maximum length of a request's body, in bytes: a list of ten thousand servers has about one megabyte.
 const BODY_MAX: u64 = 8 << 20;
 
-/// Not inherited, as in nginx: what answers a location is its own.
+/// Not inherited, as in nginx: a location's content handler is its own.
 #[derive(Default)]
 struct Conf {
     is_on: bool,
@@ -98,7 +98,7 @@ impl Handler for Api {
     }
 
     fn outlives_client(&self, _: &Request, _: &dyn std::any::Any) -> bool {
-        // A change that has begun is done to its end.
+        // A change that was started must be completed.
         true
     }
 
@@ -111,12 +111,12 @@ impl Handler for Api {
     }
 }
 
-/// The path behind the location's name.
+/// Returns the path behind the location's name.
 pub(super) fn behind_location(request: &Request) -> &[u8] {
     request.uri.strip_prefix(&*request.scope().name).unwrap_or(&request.uri)
 }
 
-/// Answers as the API does whose path goes on with `behind`.
+/// Sends the API's response for the path that continues with `behind`.
 pub(super) async fn answer(request: &mut Request, behind: &[u8], is_writable: bool) -> Flow {
     match find(request, behind, is_writable).await {
         Ok(flow) => flow,
@@ -124,8 +124,8 @@ pub(super) async fn answer(request: &mut Request, behind: &[u8], is_writable: bo
     }
 }
 
-/// Answers with all that the dashboard shows, as one object whose names are the API's paths, and `write`: whether the
-/// API beside it takes changes.
+/// Sends everything that the dashboard shows, as one object whose names are the API's paths, and `write`: whether the
+/// API at the dashboard accepts changes.
 pub(super) async fn answer_all(request: &mut Request, is_writable: bool) -> Flow {
     if !matches!(request.method(), Method::Get | Method::Head) {
         return Fault::method().send(request);
@@ -142,7 +142,7 @@ pub(super) async fn answer_all(request: &mut Request, is_writable: bool) -> Flow
     }
 }
 
-/// What is asked for.
+/// Finds and performs the requested operation.
 async fn find(request: &mut Request, behind: &[u8], is_writable: bool) -> Result<Flow, Fault> {
     let changes = match request.method() {
         Method::Get | Method::Head => false,
@@ -177,8 +177,8 @@ async fn find(request: &mut Request, behind: &[u8], is_writable: bool) -> Result
     }
 }
 
-/// Refuses what a page of another site has sent: a browser asks nobody before it sends a POST there, with the passwords
-/// that its user has given for this one. (<https://www.w3.org/TR/fetch-metadata/>; RFC 6454, section 7)
+/// Refuses requests that a page of another site has caused: a browser sends such a POST without asking the user, and
+/// with the user's credentials for this site. (<https://www.w3.org/TR/fetch-metadata/>; RFC 6454, section 7)
 fn check_origin(request: &Request) -> Result<(), Fault> {
     let field = |name: &[u8]| {
         let mut found = request.fields().filter(|(_, found, _)| found.eq_ignore_ascii_case(name));
@@ -190,22 +190,22 @@ fn check_origin(request: &Request) -> Result<(), Fault> {
             let authority = origin.split_once_str("://").map(|(_, authority)| authority);
             authority.zip(field(b"host")).is_some_and(|(origin, host)| origin.eq_ignore_ascii_case(host))
         }
-        // No browser.
+        // The client is not a browser.
         (None, None) => true,
     };
     if is_own { Ok(()) } else { Err(Fault::new(403, "the request comes from another site", "CrossSite")) }
 }
 
-/// The parts of the path behind the location's name. A slash that came escaped is part of a name; of a path that was
-/// rewritten nobody knows any more how it came.
+/// Returns the parts of the path behind the location's name. An escaped slash in the request is part of a name; in a
+/// rewritten path, the difference is lost.
 fn parts(request: &Request, behind: &[u8]) -> Vec<String> {
     let sent = as_sent(request.target(), behind);
     let parts = sent.unwrap_or_else(|| behind.split(|&byte| byte == b'/').map(<[u8]>::to_vec).collect());
     parts.iter().filter(|part| !part.is_empty()).map(|part| part.to_str_lossy().into_owned()).collect()
 }
 
-/// What stands between the slashes of a request's target, decoded, for the part of the path that `behind` is when it is
-/// decoded and its slashes are merged; none if the target does not end with it.
+/// Returns the segments of the request's target, decoded, that correspond to `behind`, the end of the decoded path with
+/// merged slashes. Returns `None` if the target does not end with it.
 ///
 /// ```text
 ///   target   /api/9/http/upstreams/a%2Fb/servers?x     read from the end: an escape is found by its percent sign,
@@ -245,7 +245,7 @@ fn as_sent(target: &[u8], behind: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some(parts)
 }
 
-/// The path as it came, with what is escaped in it, and without a slash at its end.
+/// Returns the path as sent, with its escapes, and without a slash at its end.
 fn path_as_sent(request: &Request) -> &[u8] {
     let target = request.target_in_origin_form();
     let path = target.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
@@ -253,7 +253,7 @@ fn path_as_sent(request: &Request) -> &[u8] {
     path.strip_suffix(b"/").unwrap_or(path)
 }
 
-/// What there is to tell of now.
+/// Returns a view of the present state.
 pub(super) fn view(request: &Request) -> View {
     View {
         configuration: Arc::clone(request.configuration().whole()),
@@ -263,12 +263,12 @@ pub(super) fn view(request: &Request) -> View {
     }
 }
 
-/// What is at one of [`ROOTS`], if that is there.
+/// Returns the object at one of [`ROOTS`], if there is one.
 pub(super) fn read_root(view: &View, root: &[&str]) -> Option<Value> {
     tree::read(view, root, &Fields::All).ok()
 }
 
-/// All that the dashboard shows, for who asks over the control socket: in no loop, and in its own time.
+/// Returns everything that the dashboard shows, for the control socket: it runs in a thread of its own, not on a loop.
 pub(crate) fn figures(configuration: &Arc<Configuration>) -> String {
     let view = View {
         configuration: Arc::clone(configuration),
@@ -279,7 +279,7 @@ pub(crate) fn figures(configuration: &Arc<Configuration>) -> String {
     Value::Object(tree::dashboard(&view)).to_string()
 }
 
-/// Tells what is at a path: in a thread where that may be much, so that no loop waits for it.
+/// Sends the object at a path. A long one is built in a thread, so that no loop is blocked.
 async fn read(request: &mut Request, view: View, path: &[String]) -> Result<Flow, Fault> {
     let fields = Fields::of(argument(&request.args, b"fields").as_deref());
     let is_long = tree::may_be_long(&path.iter().map(String::as_str).collect::<Vec<_>>());
@@ -295,7 +295,7 @@ async fn read(request: &mut Request, view: View, path: &[String]) -> Result<Flow
     text.map(|text| send_text(request, 200, text))
 }
 
-/// The value of an argument of the request, decoded.
+/// Returns the decoded value of an argument of the request.
 fn argument(args: &[u8], name: &[u8]) -> Option<Vec<u8>> {
     let value = args.split(|&byte| byte == b'&').find_map(|pair| {
         let (found, value) = pair.split_once_str("=").unwrap_or((pair, b""));
@@ -316,7 +316,7 @@ fn only_read(changes: bool) -> Result<(), Fault> {
     if changes { Err(Fault::method()) } else { Ok(()) }
 }
 
-/// The request's body, in memory.
+/// Reads the request's body into memory.
 async fn body(request: &mut Request) -> Result<Vec<u8>, Fault> {
     let stored = read_body(request).await.map_err(|error| Fault::new(error.status(), "no body", "BodyError"))?;
     if stored.length() > BODY_MAX {

@@ -1,5 +1,5 @@
-//! `gale/…`: what nginx has no words for: loops and what holds them up, accept queues, thread pools, devices, memory,
-//! and how files are sent. Nothing here waits: not for a loop, and not for a device that hangs.
+//! `gale/…`: objects that nginx does not have: loops and their stalls, accept queues, thread pools, devices, memory,
+//! and delivery of files. Nothing here blocks, neither on a loop nor on a device that hangs.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Times in microseconds: quantiles, and a histogram that tells how many were below each bound.
+/// Returns times in microseconds: quantiles, and a histogram with the number of times below each bound.
 fn times(times: &Snapshot) -> Value {
     let name = |bound: Option<Duration>| {
         bound.map_or("inf".to_owned(), |bound| {
@@ -35,7 +35,7 @@ fn times(times: &Snapshot) -> Value {
     })
 }
 
-/// The turns of each loop, its stalls, and what it has on lease.
+/// Returns the turns, stalls and leases of each loop.
 pub(super) fn loops() -> Value {
     let mut loops = watchdog::workers();
     loops.sort_by_key(|(worker, _)| *worker);
@@ -60,7 +60,7 @@ pub(super) fn loops() -> Value {
     loops.iter().map(describe).collect()
 }
 
-/// The last stalls of all loops, the latest first.
+/// Returns the last stalls of all loops, the latest first.
 pub(super) fn stalls(view: &View) -> Value {
     let describe = |stall: Stall| {
         json!({
@@ -75,7 +75,7 @@ pub(super) fn stalls(view: &View) -> Value {
     watchdog::last_stalls().into_iter().rev().map(describe).collect()
 }
 
-/// Connections that wait to be accepted, by listening socket.
+/// Returns the number of connections in the accept queue of each listening socket.
 pub(super) fn listeners() -> Value {
     let describe = |listener: ListenerStatus| {
         let ListenerStatus { address, worker, waiting, waiting_max } = listener;
@@ -86,7 +86,7 @@ pub(super) fn listeners() -> Value {
     watchdog::listeners().into_iter().map(describe).collect()
 }
 
-/// Where everything goes that would block a loop.
+/// Returns the thread pools, which run everything that would block a loop.
 pub(super) fn pools() -> Value {
     let describe = |pool: &PoolStatus| {
         let counters = &pool.counters;
@@ -109,7 +109,7 @@ pub(super) fn pools() -> Value {
     gale_runtime::pools().iter().map(describe).collect()
 }
 
-/// The devices that files lie on.
+/// Returns the devices of the served files.
 pub(super) fn devices() -> Value {
     let describe = |device: DeviceStatus| {
         let mut described = json!({
@@ -131,7 +131,7 @@ pub(super) fn devices() -> Value {
     gale_runtime::devices().into_iter().map(describe).collect()
 }
 
-/// What the loops have given each other, and what all of them have on lease.
+/// Returns the memory passed between loops, and the leases of all loops.
 pub(super) fn memory() -> Value {
     let loops = watchdog::workers();
     json!({
@@ -142,7 +142,7 @@ pub(super) fn memory() -> Value {
     })
 }
 
-/// How pieces of files got to clients, and what the page-cache policy has decided.
+/// Returns how pieces of files were delivered, and the decisions of the page-cache policy.
 pub(super) fn files() -> Value {
     let counters = gale_runtime::file_counters();
     let rungs: Map<String, Value> = Rung::ALL
@@ -163,7 +163,7 @@ pub(super) fn files() -> Value {
     })
 }
 
-/// Datagrams that stream has lost, by reason.
+/// Returns the datagrams lost in stream, by reason.
 pub(super) fn datagrams() -> Value {
     let lost: Map<String, Value> = Loss::ALL.iter().map(|loss| (loss.name().to_owned(), loss.count().into())).collect();
     json!({ "lost": lost })

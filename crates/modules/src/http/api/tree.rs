@@ -1,4 +1,4 @@
-//! What is read: directories, and what they hold.
+//! The readable tree: directories and their objects.
 //!
 //! ```text
 //!   nginx  processes  connections  slabs  resolvers  ssl  workers
@@ -7,7 +7,7 @@
 //!   gale   loops  stalls  listeners  pools  devices  memory  files  datagrams    Gale's own
 //! ```
 //!
-//! Nothing here waits or belongs to a loop: it may run in any thread.
+//! Nothing here blocks or depends on a loop, so it may run in any thread.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,33 +38,33 @@ use crate::shared::figures::{
 };
 use crate::shared::{limit_conn, limit_req};
 
-/// The version of nginx whose language Gale speaks: what clients of the API compare.
+/// Version of nginx whose configuration language Gale implements; clients of the API compare it.
 const NGINX_VERSION: &str = "1.31.5";
 
-/// Zones are told in pages of this size.
+/// Size of the pages in which the use of zones is reported.
 const PAGE_BYTES: usize = 4096;
 
-/// What there is to tell of, at one moment.
+/// The server's state at one moment.
 pub(in crate::http) struct View {
     pub configuration: Arc<Configuration>,
-    /// By the loops' clock.
+    /// The moment, by the loops' clock.
     pub now: Moment,
-    /// The same moment for people.
+    /// The same moment, by the wall clock.
     pub wall: SystemTime,
-    /// Where the question has come in.
+    /// Local address of the request.
     pub address: String,
 }
 
-/// `fields=`: what is wanted of each object.
+/// `fields=`: the wanted fields of each object.
 pub(super) enum Fields {
     All,
-    /// None of them: in lists, the names alone.
+    /// No fields: in lists, only the names.
     None,
     Some(BTreeSet<String>),
 }
 
 impl Fields {
-    /// Reads the argument of this name.
+    /// Parses the argument.
     pub fn of(argument: Option<&[u8]>) -> Fields {
         let Some(argument) = argument else { return Fields::All };
         let names = argument.split(|&byte| byte == b',').filter(|name| !name.is_empty());
@@ -83,7 +83,7 @@ impl Fields {
     }
 }
 
-/// Whether what is at this path may be long: it is put together in a thread.
+/// Returns `true` if the object at this path may be long, so that it should be built in a thread.
 pub(super) fn may_be_long(path: &[&str]) -> bool {
     match path {
         ["http", "requests"] => false,
@@ -92,7 +92,7 @@ pub(super) fn may_be_long(path: &[&str]) -> bool {
     }
 }
 
-/// What is at this path.
+/// Returns the object at this path.
 pub(super) fn read(view: &View, path: &[&str], fields: &Fields) -> Result<Value, Fault> {
     let zones = &view.configuration.zones;
     let value = match path {
@@ -181,7 +181,7 @@ pub(super) fn read(view: &View, path: &[&str], fields: &Fields) -> Result<Value,
     Ok(fields.keep(value))
 }
 
-/// What is told of at once: objects and lists, each by its path.
+/// Paths of the objects and lists that are read as a whole.
 pub(in crate::http) const ROOTS: &[&[&str]] = &[
     &["nginx"],
     &["processes"],
@@ -211,13 +211,13 @@ pub(in crate::http) const ROOTS: &[&[&str]] = &[
     &["gale", "datagrams"],
 ];
 
-/// All that the dashboard shows: what is not there, as `stream` may not be, is left out.
+/// Returns everything that the dashboard shows. Objects that do not exist, as `stream` may not, are left out.
 pub(super) fn dashboard(view: &View) -> Map<String, Value> {
     let told = ROOTS.iter().filter_map(|path| Some((path.join("/"), read(view, path, &Fields::All).ok()?)));
     told.collect()
 }
 
-/// Has what is counted at this path begin anew.
+/// Resets the counters at this path.
 pub(super) fn reset(view: &View, path: &[&str]) -> Result<(), Fault> {
     let zones = &view.configuration.zones;
     match path {
@@ -257,13 +257,13 @@ pub(super) fn reset(view: &View, path: &[&str]) -> Result<(), Fault> {
         }
         ["http", "upstreams", name] => view.group(name, false)?.reset_figures(),
         ["stream", "upstreams", name] if view.has_stream() => view.group(name, true)?.reset_figures(),
-        // What is there and cannot begin anew.
+        // The object exists and has no counters to reset.
         _ => return read(view, path, &Fields::All).and(Err(Fault::method())),
     }
     Ok(())
 }
 
-/// All that there is of a kind, by name, or the one of this name, which may have slashes.
+/// Returns all objects of a list by name, or the one with this name, which may contain slashes.
 fn list<'n, F>(
     items: impl Iterator<Item = (&'n [u8], F)>,
     name: &[&str],
@@ -282,7 +282,7 @@ fn list<'n, F>(
     }
 }
 
-/// The one of this name.
+/// Returns the object with this name.
 fn found<'n, F>(
     mut items: impl Iterator<Item = (&'n [u8], F)>,
     name: &str,
@@ -324,7 +324,7 @@ impl View {
         stream.as_ref().map(groups).unwrap_or_default()
     }
 
-    /// The group of this name.
+    /// Returns the group with this name.
     pub(super) fn group(&self, name: &str, is_stream: bool) -> Result<Arc<Group>, Fault> {
         let groups = if is_stream { self.stream_groups() } else { self.http_groups() };
         let found = groups.into_iter().find(|group| group.name() == name);
@@ -351,13 +351,13 @@ impl View {
         })
     }
 
-    /// A moment of the loops' clock, for people.
+    /// Converts a moment of the loops' clock to a timestamp.
     pub fn wall_of(&self, moment: Moment) -> String {
         timestamp(self.wall.checked_sub(self.now.since(moment)).unwrap_or(UNIX_EPOCH))
     }
 }
 
-/// As `2017-07-07T14:09:15.001Z`.
+/// Formats a time as `2017-07-07T14:09:15.001Z`.
 fn timestamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = since.as_secs();
@@ -367,12 +367,12 @@ fn timestamp(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// In milliseconds.
+/// Returns milliseconds.
 pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// As nginx has it: those that wait for a request are not active.
+/// Returns the connections; as in nginx, idle ones are not active.
 fn connections(totals: &Totals) -> Value {
     let idle = totals.waiting();
     json!({ "accepted": totals.accepted, "dropped": 0, "active": totals.active - idle, "idle": idle })
@@ -430,7 +430,7 @@ fn resolver(zone: &ResolverZone) -> Value {
     })
 }
 
-/// Responses by class and by code.
+/// Returns the responses by class and by code.
 pub(super) fn responses(figures: &TrafficFigures) -> Value {
     let [informational, successful, redirecting, of_client, of_server] = figures.classes();
     let codes: Map<String, Value> = figures.codes().map(|(code, count)| (code.to_string(), count.into())).collect();
@@ -445,7 +445,7 @@ pub(super) fn responses(figures: &TrafficFigures) -> Value {
     })
 }
 
-/// Times as a histogram: how many were not above each bound, in milliseconds.
+/// Returns a histogram: the number of times up to each bound, in milliseconds.
 pub(super) fn times(times: Times<'_>) -> Value {
     let name = |bound: Option<Duration>| bound.map_or("inf".to_owned(), |bound| millis(bound).to_string());
     let buckets: Map<String, Value> = times.cumulative().map(|(bound, count)| (name(bound), count.into())).collect();

@@ -1,4 +1,4 @@
-//! `http/upstreams`, `stream/upstreams`: the groups of servers, and their servers.
+//! `http/upstreams`, `stream/upstreams`: groups of servers, and their servers.
 //!
 //! ```text
 //!   GET    http/upstreams                     what is known of all groups
@@ -32,10 +32,10 @@ use super::answer::{Fault, send, send_text};
 use super::tree::{View, millis, responses, ssl, times};
 use super::{body, path_as_sent};
 
-/// The port of a server without one.
+/// Port of a server that names none.
 const PORT_DEFAULT: u16 = 80;
 
-/// The servers of a group, behind its name and `servers`.
+/// Answers requests for the servers of a group; `path` follows the group's name and `servers`.
 pub(super) async fn answer_servers(request: &mut Request, group: &Arc<Group>, path: &[&str]) -> Result<Flow, Fault> {
     match path {
         [] => servers(request, group).await,
@@ -99,14 +99,14 @@ async fn server(request: &mut Request, group: &Arc<Group>, id: u64) -> Result<Fl
     }
 }
 
-/// Answers with these servers. The text is made in a thread: there may be ten thousand of them.
+/// Sends these servers. The text is built in a thread, since there may be ten thousand of them.
 async fn send_list(request: &mut Request, servers: impl AsRef<[GroupServer]> + Send + 'static) -> Result<Flow, Fault> {
     let tell = move || servers.as_ref().iter().map(describe).collect::<Value>().to_string();
     let text = default_pool().run(tell).await.map_err(|error| overloaded(&error))?;
     Ok(send_text(request, 200, text))
 }
 
-/// Changes a group, and says so in the error log.
+/// Changes a group, and logs that in the error log.
 async fn edit<T: Send + 'static>(
     request: &Request,
     group: &Arc<Group>,
@@ -142,18 +142,18 @@ pub(super) fn overloaded(error: &gale_runtime::PoolError) -> Fault {
     Fault::new(503, error.to_string(), "Overloaded")
 }
 
-/// Reads JSON, in a thread: a long list takes its time.
+/// Parses JSON in a thread, since a long list takes some time.
 async fn parse<T: for<'a> Deserialize<'a> + Send + 'static>(text: Vec<u8>) -> Result<T, Fault> {
     let parsed = default_pool().run(move || serde_json::from_slice(&text)).await;
     let parsed = parsed.map_err(|error| overloaded(&error))?;
     parsed.map_err(|error| Fault::new(415, format!("json error: {error}"), "JsonError"))
 }
 
-/// A server as it is asked for. What is missing stays as it is, or has nginx's default.
+/// A server in a request. A missing field keeps its value, or gets nginx's default.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
-    /// Accepted in lists, where answers have it; servers are told apart by their addresses.
+    /// Accepted because responses contain it; servers are identified by their addresses.
     #[serde(rename = "id")]
     _id: Option<u64>,
     server: Option<String>,
@@ -168,7 +168,7 @@ struct Wanted {
     drain: Option<bool>,
 }
 
-/// A time as the configuration has it, or a number of seconds.
+/// A time in the configuration's syntax, or a number of seconds.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Time {
@@ -186,7 +186,7 @@ impl Time {
 }
 
 impl Wanted {
-    /// What a new server of the group is.
+    /// Returns the settings of a new server of the group.
     fn server(self, group: &Group) -> Result<(SocketAddress, Arc<[u8]>, ServerSettings), Fault> {
         self.check(group)?;
         let name = self.server.as_deref().ok_or_else(|| Fault::format("no \"server\" argument"))?;
@@ -202,12 +202,12 @@ impl Wanted {
         Ok((address, name, settings))
     }
 
-    /// Whether the values make sense in this group.
+    /// Checks that the values are valid in this group.
     fn check(&self, group: &Group) -> Result<(), Fault> {
         if self.weight == Some(0) {
             return Err(Fault::format("invalid weight"));
         }
-        // What the configuration, and so a state file, can say.
+        // Only times that the configuration, and so a state file, can express.
         let is_whole = |time: Duration| {
             time.subsec_nanos() == 0 && units::parse_time_seconds(time.as_secs().to_string().as_bytes()).is_some()
         };
@@ -224,7 +224,7 @@ impl Wanted {
         if self.route.as_ref().is_some_and(|route| route.len() > ROUTE_LENGTH_MAX) {
             return Err(Fault::format(format!("route is longer than {ROUTE_LENGTH_MAX}")));
         }
-        // Zero is what every server without it is told to have.
+        // Zero is reported for every server without `slow_start`, so it is always accepted.
         let is_slow = self.slow_start.as_ref().and_then(Time::parse).is_some_and(|time| !time.is_zero());
         for (name, is_wanted) in [("backup", self.backup == Some(true)), ("slow_start", is_slow)] {
             if is_wanted && !group.has_backups() {
@@ -234,7 +234,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// Takes over what is given and was checked.
+    /// Applies the given fields, which were checked before.
     fn apply(self, settings: &mut ServerSettings) {
         let Wanted { weight, max_conns, max_fails, fail_timeout, slow_start, route, down, drain, .. } = self;
         fn set<T>(to: &mut T, value: Option<T>) {
@@ -285,7 +285,7 @@ fn describe(server: &GroupServer) -> Value {
     described
 }
 
-/// As nginx's API has times.
+/// Formats a time as nginx's API does.
 fn seconds(time: Duration) -> String {
     match time.subsec_millis() {
         0 => format!("{}s", time.as_secs()),
@@ -293,7 +293,7 @@ fn seconds(time: Duration) -> String {
     }
 }
 
-/// What is known of a group.
+/// Returns the state of a group.
 pub(super) fn report(view: &View, group: &Group, is_stream: bool) -> Value {
     let peers = group.reported();
     let peers: Value =
