@@ -1,34 +1,35 @@
-//! `Basic` credentials (RFC 7617), read as nginx reads them.
+//! `Basic` credentials (RFC 7617), parsed as in nginx.
 
 use crate::shared::base64;
 
 /// A user and a password.
 pub(super) struct Credentials {
     text: Vec<u8>,
-    /// Where the user ends.
+    /// Index of the colon behind the user name.
     colon: usize,
 }
 
 impl Credentials {
-    /// Reads the value of an `Authorization` field; none if it is of another scheme, broken, or names no user.
+    /// Parses the value of an `Authorization` field. Returns `None` if it has another scheme, is invalid, or names no
+    /// user.
     pub fn parse(value: &[u8]) -> Option<Credentials> {
         let text: Vec<u8> = decoded(value)?.collect();
         let colon = text.iter().position(|&byte| byte == b':').filter(|&colon| colon > 0)?;
         Some(Credentials { text, colon })
     }
 
-    /// Who it is.
+    /// Returns the user name.
     pub fn user(&self) -> &[u8] {
         &self.text[..self.colon]
     }
 
-    /// The password.
+    /// Returns the password.
     pub fn password(&self) -> &[u8] {
         &self.text[self.colon + 1..]
     }
 }
 
-/// Appends the user of an `Authorization` field; `false`, with nothing appended, when there is none.
+/// Appends the user name in an `Authorization` field. Returns `false`, and appends nothing, if there is none.
 pub(in crate::http) fn append_user(value: &[u8], out: &mut Vec<u8>) -> bool {
     let Some(text) = decoded(value) else { return false };
     let start = out.len();
@@ -69,7 +70,7 @@ mod tests {
         };
         assert_eq!(user("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="), Some("Aladdin".to_owned()));
         assert_eq!(user("basic   QWxhZGRpbjo="), Some("Aladdin".to_owned()));
-        // No colon, an empty name, no base64, a length that cannot be, another scheme.
+        // No colon, an empty name, invalid base64, an impossible length, another scheme.
         for refused in ["Basic QWxhZGRpbg==", "Basic OnBhc3M=", "Basic QWx-", "Basic QWxhZ", "Bearer QTpC", "Basic", ""]
         {
             assert_eq!(user(refused), None, "{refused}");

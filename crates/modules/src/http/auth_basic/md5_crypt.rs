@@ -1,25 +1,25 @@
-//! The MD5 forms of crypt(3), by Poul-Henning Kamp: `$1$SALT$HASH`, and Apache's `$apr1$`, which differs in that word
-//! only.
+//! The MD5 forms of crypt(3), by Poul-Henning Kamp: `$1$SALT$HASH`, and Apache's `$apr1$`, which differs only in that
+//! word.
 //!
-//! No library for it is kept well; the digest itself is one's.
+//! No maintained library implements them; a library computes the digest itself.
 
 use md5::{Digest, Md5};
 
 use super::des_crypt::CRYPT_DIGITS;
 
-/// How much of a salt counts.
+/// Maximum length of the effective salt.
 const SALT_BYTES_MAX: usize = 8;
 
-/// How often it is hashed again.
+/// Number of additional rounds.
 const ROUNDS: usize = 1000;
 
-/// What is stored for a password; `salt` ends at a dollar sign.
+/// Returns the stored form of a password; `salt` ends at a dollar sign.
 pub(super) fn md5_crypt(password: &[u8], magic: &[u8], salt: &[u8]) -> Vec<u8> {
     let salt_length = salt.iter().take(SALT_BYTES_MAX).position(|&byte| byte == b'$');
     let salt = &salt[..salt_length.unwrap_or(salt.len().min(SALT_BYTES_MAX))];
     let hash = hash(password, magic, salt);
     let mut stored = [magic, salt, b"$"].concat();
-    // Which bytes of the hash make four digits each; the last one makes two.
+    // Bytes of the hash that make four digits each; the last byte makes two.
     for [high, middle, low] in [[0, 6, 12], [1, 7, 13], [2, 8, 14], [3, 9, 15], [4, 10, 5]] {
         let bits = u32::from(hash[high]) << 16 | u32::from(hash[middle]) << 8 | u32::from(hash[low]);
         push_digits(&mut stored, bits, 4);
@@ -57,7 +57,7 @@ fn hash(password: &[u8], magic: &[u8], salt: &[u8]) -> [u8; 16] {
     hash
 }
 
-/// Six bits each, the lowest first.
+/// Appends digits of six bits each, the lowest first.
 fn push_digits(text: &mut Vec<u8>, mut bits: u32, count: usize) {
     for _ in 0..count {
         text.push(CRYPT_DIGITS[(bits & 63) as usize]);

@@ -1,12 +1,11 @@
-//! auth_basic: who may, by name and password (RFC 7617).
+//! auth_basic: access control by user name and password (RFC 7617).
 //!   auth_basic REALM | off;                                      http, server, location, limit_except
 //!   auth_basic_user_file FILE;                                   http, server, location, limit_except
 //! (<https://nginx.org/en/docs/http/ngx_http_auth_basic_module.html>)
 //!
-//! The file is opened for every request, so that changes to it count at once. It is read, and the password hashed, in a
-//! pool of its own: a slow hash holds up neither an event loop nor the pools that read files. Who has just shown the
-//! right password need not wait for that again (`recent`): the worker remembers a digest of it, of the user and of the
-//! file as it was.
+//! The file is opened for every request, so changes take effect at once. A separate pool reads it and hashes the
+//! password: a slow hash blocks neither an event loop nor the pools that read files. A client that has just given the
+//! right password skips this (`recent`): the worker keeps a digest of the user, the password and the state of the file.
 
 mod credentials;
 mod des_crypt;
@@ -78,7 +77,7 @@ struct Conf {
 #[derive(Clone)]
 struct UserFile {
     path: Template,
-    /// What a path is relative to.
+    /// Directory of relative paths.
     directory: PathBuf,
 }
 
@@ -88,7 +87,7 @@ fn realm(builder: &mut Builder, statement: &Statement) -> Result<Template, Diagn
 
 fn user_file(builder: &mut Builder, statement: &Statement) -> Result<UserFile, Diagnostic> {
     let path = builder.http_mut().template(&statement.args[0])?;
-    // Now, because it asks the system how many cores there are.
+    // Created here, because this asks the system for the number of cores.
     hashing_pool();
     let directory = builder.configuration_directory.clone();
     if let Some(name) = path.as_constant().filter(|_| builder.is_test) {
@@ -99,7 +98,7 @@ fn user_file(builder: &mut Builder, statement: &Statement) -> Result<UserFile, D
     Ok(UserFile { path, directory })
 }
 
-/// The file may come later, so it is no mistake that it is not there; whoever asks for a test wants to know.
+/// Returns a warning about a missing file. It is not an error, since the file may be created later.
 fn warning(path: &Path, word: &Word) -> Option<Diagnostic> {
     let error = path.metadata().err()?;
     let is_missing = matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
@@ -114,8 +113,8 @@ fn applies(conf: &Conf) -> bool {
     conf.user_file.is_set() && conf.realm.get().as_constant() != Some(OFF)
 }
 
-/// The pool that reads password files and hashes: half of the cores, so that whoever tries passwords cannot take them
-/// all from the event loops. More than so many that wait are not worth waiting for.
+/// Returns the pool that reads password files and hashes. It uses half of the cores, so that password guessing cannot
+/// take all of them from the event loops, and its queue is bounded.
 fn hashing_pool() -> &'static ThreadPool {
     const QUEUE_MAX: usize = 1024;
     static POOL: OnceLock<ThreadPool> = OnceLock::new();
@@ -135,7 +134,7 @@ fn first(request: &mut Request, conf: &Conf) -> Option<Flow> {
         return Some(challenge(request, &realm));
     };
     let Some(path) = path_of(request, conf) else { return Some(Flow::Respond(403)) };
-    // What a cached path says at once may be all that is needed.
+    // The metadata of a path in the kernel's cache may suffice to answer at once.
     let opened = files::try_open(&path, OpenFlags::READ)?.ok()?;
     recent::knows(request.worker(), &Proof::new(opened.metadata(), &credentials)).then_some(Flow::Allow)
 }
@@ -149,7 +148,7 @@ fn then<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
     })
 }
 
-/// What the client says who it is.
+/// Returns the client's credentials.
 fn given(request: &Request) -> Option<Credentials> {
     let value = match request.method() {
         Method::Connect => {
@@ -161,7 +160,7 @@ fn given(request: &Request) -> Option<Credentials> {
     Credentials::parse(value?)
 }
 
-/// The file with the passwords; none where a variable leads out of its directory.
+/// Returns the path of the password file, or `None` if a variable leads out of its directory.
 fn path_of(request: &Request, conf: &Conf) -> Option<PathBuf> {
     let UserFile { path, directory } = conf.user_file.get();
     let mut name = Vec::with_capacity(64);
@@ -209,27 +208,28 @@ async fn check(request: &mut Request, conf: &Conf, credentials: Credentials) -> 
     }
 }
 
-/// What a file says about credentials.
+/// Result of checking credentials against a file.
 enum Verdict {
     Right,
     Wrong,
     NotFound,
 }
 
-/// Blocks, and computes for long.
+/// Checks credentials. Blocks, and computes for long.
 fn judge(file: &files::File, credentials: &Credentials) -> io::Result<Verdict> {
     Ok(match user_file::find(file, credentials.user())? {
         Found::Password(stored) if passwords::is_right(credentials.password(), &stored) => Verdict::Right,
         Found::Password(_) => Verdict::Wrong,
         Found::Nobody(other) => {
-            // So that the time that the answer takes does not tell whether there is such a user.
+            // A password is hashed all the same, so that the time of the response does not reveal whether the user
+            // exists.
             std::hint::black_box(other.map(|stored| passwords::is_right(credentials.password(), &stored)));
             Verdict::NotFound
         }
     })
 }
 
-/// Asks for a user and a password.
+/// Sends the challenge for a user and a password.
 fn challenge(request: &mut Request, realm: &[u8]) -> Flow {
     let (field, status) = match request.method() {
         Method::Connect => (ResponseField::ProxyAuthenticate, 407),
@@ -240,7 +240,7 @@ fn challenge(request: &mut Request, realm: &[u8]) -> Flow {
     Flow::Respond(status)
 }
 
-/// What a client made up, in a line of the log: it must not become several.
+/// A client's text on one line of the log: control characters are escaped.
 struct Printable<'t>(&'t [u8]);
 
 impl fmt::Display for Printable<'_> {

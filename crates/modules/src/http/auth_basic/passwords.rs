@@ -1,4 +1,4 @@
-//! Passwords as password files keep them: whether a given one is right.
+//! Verification of passwords against the hashes in password files.
 //!
 //! | begins with | is | made by |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 //! | anything else | DES of crypt(3), eight characters of the password | `htpasswd -d` |
 //!
 //! (<https://nginx.org/en/docs/http/ngx_http_auth_basic_module.html#auth_basic_user_file>)
-//! What is compared is compared in a time that does not depend on it. What cannot be understood is nobody's password.
+//! Comparisons take constant time. An unknown or invalid form matches no password.
 
 use md5::Digest;
 use sha_crypt::PasswordVerifier;
@@ -22,9 +22,9 @@ use super::des_crypt::des_crypt;
 use super::md5_crypt::md5_crypt;
 use crate::shared::base64;
 
-/// Whether the password is the stored one. Takes from a microsecond to seconds, as the form wants it.
+/// Returns `true` if the password matches the stored one. Takes from a microsecond to seconds, depending on the form.
 pub(super) fn is_right(password: &[u8], stored: &[u8]) -> bool {
-    // crypt(3) would see no more than what precedes it.
+    // crypt(3) would stop at the zero byte.
     if password.contains(&0) {
         return false;
     }
@@ -35,7 +35,7 @@ pub(super) fn is_right(password: &[u8], stored: &[u8]) -> bool {
     }
 }
 
-/// Gets the password, what follows the prefix, and all that is stored.
+/// Verifies a password; the arguments are the password, the text behind the prefix, and the whole stored text.
 type Verify = fn(&[u8], &[u8], &[u8]) -> bool;
 
 const FORMS: &[(&[u8], Verify)] = &[
@@ -94,7 +94,7 @@ fn is_right_des(password: &[u8], stored: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// What htpasswd, openssl, mkpasswd, slappasswd and nginx's documentation make of `password`.
+    /// Output of htpasswd, openssl, mkpasswd, slappasswd and nginx's documentation for `password`.
     const STORED: &[&str] = &[
         "sa3tHJ3/KuYvI",
         "$1$salt$qJH7.N4xYta3aEG/dfqo/0",

@@ -1,8 +1,8 @@
-//! Who has shown the right password a short time ago: so that not every picture of a page costs a slow hash.
+//! Cache of recently verified credentials, so that not every image of a page costs a slow hash.
 //!
-//! Every worker keeps keyed digests (HMAC-SHA-256, with a key that never leaves the process) of user, password and of
-//! the password file as it was; neither names nor passwords. Another file, or the same one after a change, is another
-//! digest. Only what was right is kept.
+//! Each worker keeps keyed digests (HMAC-SHA-256, with a key that never leaves the process) of the user, the password
+//! and the state of the password file; it keeps neither names nor passwords. Another or a changed file leads to another
+//! digest. Only right passwords are kept.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -16,16 +16,16 @@ use sha2::Sha256;
 
 use super::credentials::Credentials;
 
-/// How long a password need not be hashed again.
+/// Time for which a password need not be hashed again.
 const KEPT_FOR: Duration = Duration::from_secs(300);
 
-/// How many are kept: 40 KiB for each worker.
+/// Maximum number of digests: 40 KiB for each worker.
 const KEPT_MAX: usize = 1024;
 
-/// A file that was changed so recently may change again without showing it.
+/// A file changed more recently than this may change again without a new timestamp.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
-/// Credentials as they were checked against a file.
+/// Credentials together with the state of the file that they were checked against.
 pub(super) struct Proof {
     digest: Digest,
     is_settled: bool,
@@ -34,7 +34,7 @@ pub(super) struct Proof {
 type Digest = [u8; 32];
 
 impl Proof {
-    /// What is known when these credentials are right for this file.
+    /// Creates the digest of these credentials and this file.
     pub fn new(file: &FileMetadata, credentials: &Credentials) -> Proof {
         Proof::at(gale_runtime::wall(), file, credentials)
     }
@@ -45,7 +45,7 @@ impl Proof {
         for number in [file.device, file.inode, file.size, user_bytes] {
             mac.update(&number.to_ne_bytes());
         }
-        // Whoever writes a file can set the first of these times as he likes, and the other one not.
+        // The owner of a file can set its modification time at will, but not its change time.
         let times = [(file.modified_seconds, file.modified_nanos), (file.changed_seconds, file.changed_nanos)];
         for (seconds, nanos) in times {
             mac.update(&seconds.to_ne_bytes());
@@ -58,23 +58,23 @@ impl Proof {
     }
 }
 
-/// Whether the credentials were right a short time ago.
+/// Returns `true` if the credentials were right a short time ago.
 pub(super) fn knows(worker: &HttpWorker, proof: &Proof) -> bool {
     worker.common.with_note(|recent: &mut Recent| recent.knows(&proof.digest, gale_runtime::now()))
 }
 
-/// The credentials were right now.
+/// Records that the credentials were right.
 pub(super) fn remember(worker: &HttpWorker, proof: Proof) {
     if proof.is_settled {
         worker.common.with_note(|recent: &mut Recent| recent.remember(proof.digest, gale_runtime::now()));
     }
 }
 
-/// A worker's memory.
+/// Digests of a worker.
 #[derive(Default)]
 struct Recent {
     known: HashSet<Digest>,
-    /// The same, in the order in which they are forgotten.
+    /// The digests in the order of their expiry.
     ends: VecDeque<(Moment, Digest)>,
 }
 
@@ -102,7 +102,7 @@ impl Recent {
     }
 }
 
-/// The process's key: what the system's generator gave the standard library for its keyed hash, stretched.
+/// Returns the process's key, derived from the system's random seed of the standard library's hash maps.
 fn key() -> &'static [u8; 32] {
     static KEY: OnceLock<[u8; 32]> = OnceLock::new();
     KEY.get_or_init(|| {

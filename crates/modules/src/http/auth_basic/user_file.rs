@@ -1,31 +1,31 @@
-//! A password file: a line `USER:PASSWORD[:COMMENT]` for each user, and comments after `#`.
+//! Password files: a line `USER:PASSWORD[:COMMENT]` for each user, and comments after `#`.
 //!
-//! Only where waiting is allowed. However large the file or a line of it is, little of it is in memory.
+//! Reading blocks, so it belongs in a thread. Memory use is bounded, whatever the size of the file or of a line.
 
 use std::io::{self, BufRead, BufReader, Read};
 
 use bstr::ByteSlice;
 use gale_runtime::files::File;
 
-/// Longer lines are nobody's: what is left of a password that was cut off would be another one.
+/// Longer lines match no user: a truncated hash would be another password.
 const LINE_BYTES_MAX: u64 = 16 * 1024;
 
-/// What lies behind is not looked at, nor a line that reaches so far: a quarter of a million users.
+/// Only this much of the file is read, and a line that crosses this limit is ignored: a quarter of a million users.
 const FILE_BYTES_MAX: u64 = 32 * 1024 * 1024;
 
-/// How much is read at once.
+/// Size of the read buffer.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// What a file says of a user.
+/// Result of a search for a user.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// The hashed password, from the first line that names the user.
     Password(Vec<u8>),
-    /// No line names the user. The first password of all, if there is one, tells what checking one here takes.
+    /// No line names the user. Holds the first password of the file, if there is one, to spend the same time on it.
     Nobody(Option<Vec<u8>>),
 }
 
-/// Looks for a user.
+/// Searches the file for a user.
 pub(super) fn find(file: &File, user: &[u8]) -> io::Result<Found> {
     find_in(BufReader::with_capacity(PIECE_BYTES, Reader { file, offset: 0 }), FILE_BYTES_MAX, user)
 }
@@ -53,7 +53,7 @@ fn find_in(file: impl BufRead, bytes_max: u64, user: &[u8]) -> io::Result<Found>
         if count == 0 {
             return Ok(Found::Nobody(first));
         }
-        // Without its end it may have been cut off, unless the file ends here.
+        // A line without its end may be truncated, unless the file ends here.
         if line.last() != Some(&b'\n') && (count as u64 == LINE_BYTES_MAX || file.limit() == 0) {
             file.skip_until(b'\n')?;
             continue;
