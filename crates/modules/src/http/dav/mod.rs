@@ -1,13 +1,12 @@
-//! dav: clients change files by the methods of WebDAV (RFC 4918) that need no XML.
+//! dav: changes of files by the methods of WebDAV (RFC 4918) that need no XML.
 //!   dav_methods off | METHOD ...;              http, server, location     PUT, DELETE, MKCOL, COPY, MOVE
 //!   create_full_put_path on|off;               http, server, location
 //!   dav_access user:RIGHTS [group:RIGHTS] [all:RIGHTS];     http, server, location
 //!   min_delete_depth NUMBER;                   http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_dav_module.html>)
 //!
-//! A thread of the pool does all that touches the disk (`work.rs`), in the line of writes. What has begun is done to
-//! its end, also when the client leaves. A file takes the place of another one as a whole: who reads meanwhile gets the
-//! one or the other.
+//! A thread of the pool makes all changes on disk (`work.rs`), in the queue of writes. A change that was started is
+//! completed even if the client leaves. A file is replaced as a whole: concurrent readers get the old or the new one.
 
 mod work;
 
@@ -135,7 +134,7 @@ impl Handler for Dav {
         if settings(conf).methods.get() & method == 0 { Decision::Flow(Flow::Next) } else { Decision::MustWait }
     }
 
-    /// Half of a change is worse than one that nobody waits for.
+    /// Keeps a change running without its client: half of a change is worse than one that the client does not see.
     fn outlives_client(&self, _: &Request, _: &dyn Any) -> bool {
         true
     }
@@ -170,18 +169,18 @@ impl Handler for Dav {
     }
 }
 
-/// What became of a request.
+/// A successful result.
 enum Done {
-    /// 201, with a `Location` if it is what the URI names.
+    /// 201, with a `Location` if `location` is set: the URI names the new resource.
     Created { location: bool },
     /// 204.
     Changed,
 }
 
-/// A status, when what there is to say is in the error log.
+/// The error is a status; its reason has been logged.
 type Answer<T> = Result<T, u16>;
 
-/// Has the pool do this, and says in the error log what went wrong.
+/// Runs this in the pool, and logs an error.
 async fn perform<T: Send + 'static>(
     request: &Request,
     path: PathBuf,
@@ -212,7 +211,7 @@ async fn perform<T: Send + 'static>(
 fn path_of(request: &Request) -> Answer<Vec<u8>> {
     let mut path = Vec::with_capacity(128);
     find_path(request, &mut path)?;
-    // Slashes at its end say that it is a collection, which nobody asks the path for.
+    // Slashes at the end mark a collection; the path of the file does not need them.
     while path.len() > 1 && path.ends_with(b"/") {
         path.pop();
     }
@@ -227,7 +226,7 @@ fn is_collection(uri: &[u8]) -> bool {
     uri.ends_with(b"/")
 }
 
-/// Says why not, and with which status.
+/// Logs the reason of a refusal and returns its status.
 fn refuse<T>(request: &Request, status: u16, message: std::fmt::Arguments<'_>) -> Answer<T> {
     request.log(Level::Error, message);
     Err(status)
@@ -247,7 +246,7 @@ async fn put(request: &mut Request, conf: &Conf) -> Answer<Done> {
     if request.header(KnownHeader::ContentRange).is_some() {
         return refuse(request, 501, format_args!("PUT with range is unsupported"));
     }
-    // Before a body is stored for nothing.
+    // Checked first, so that no body is stored in vain.
     let path = to_path(path_of(request)?);
     let stored = read_body_to_file(request).await.map_err(|error| error.status())?;
     let modified = request.header(KnownHeader::Date).and_then(http_date::parse);
@@ -270,7 +269,7 @@ async fn put(request: &mut Request, conf: &Conf) -> Answer<Done> {
     Ok(if placed.is_new { Done::Created { location: true } } else { Done::Changed })
 }
 
-/// For the name of a file that is to become another one.
+/// Returns a number for the name of a temporary file.
 fn number() -> u32 {
     gale_runtime::random_u64() as u32
 }
@@ -299,7 +298,7 @@ fn slashes(uri: &[u8]) -> u64 {
     uri.iter().filter(|&&byte| byte == b'/').count() as u64
 }
 
-/// How many elements a path has: a slash at its end begins none.
+/// Returns the number of elements of a path; a slash at its end begins none.
 fn elements(uri: &[u8]) -> u64 {
     slashes(uri) - u64::from(is_collection(uri))
 }
@@ -371,7 +370,7 @@ fn to_collection_text(request: &Request, given: &BStr) -> String {
     format!("\"{uri}\" could not be {method}ed to collection \"{given}\"")
 }
 
-/// What the client wants it to become: the field as it came, and the path that it names.
+/// Returns the `Destination` field as sent, and the path in it.
 fn destination(request: &Request) -> Answer<(Vec<u8>, Vec<u8>)> {
     let Some(given) = request.header(KnownHeader::Destination) else {
         return refuse(request, 400, format_args!("client sent no \"Destination\" header"));
@@ -404,7 +403,7 @@ enum Url<'u> {
     Invalid,
 }
 
-/// The path of an address of this host; which port is not asked, as a proxy may have another one.
+/// Returns the path of a URL of this host. The port is not compared, as a proxy may have another one.
 fn split_url<'u>(url: &'u [u8], scheme: &str, host: &[u8]) -> Url<'u> {
     let Some(rest) = url.strip_prefix(scheme.as_bytes()).and_then(|rest| rest.strip_prefix(b"://")) else {
         return Url::Invalid;
@@ -423,7 +422,7 @@ fn split_url<'u>(url: &'u [u8], scheme: &str, host: &[u8]) -> Url<'u> {
     if path.is_empty() { Url::Invalid } else { Url::Path(path) }
 }
 
-/// Slashes that follow each other, and segments `.`, name nothing. It begins with a slash.
+/// Removes empty segments and segments `.`. The path begins with a slash.
 fn without_empty_segments(path: &[u8]) -> Vec<u8> {
     let mut clean = Vec::with_capacity(path.len());
     let segments = path.split(|&byte| byte == b'/').filter(|segment| !matches!(segment, [] | [b'.']));
@@ -437,7 +436,7 @@ fn without_empty_segments(path: &[u8]) -> Vec<u8> {
     clean
 }
 
-/// Neither may be the other one, nor lie in it: as far as the texts tell (the thread asks the file system, too).
+/// Checks by the texts of the paths that neither is, or lies in, the other one; the thread checks the file system, too.
 fn check_paths(request: &Request, from: &[u8], to: &[u8], given: &BStr) -> Answer<()> {
     let lies_in = |inner: &[u8], outer: &[u8]| inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with(b"/"));
     if from == to {
@@ -451,7 +450,7 @@ fn check_paths(request: &Request, from: &[u8], to: &[u8], given: &BStr) -> Answe
     Ok(())
 }
 
-/// How far down a request means a collection (RFC 4918 §10.2).
+/// Depth of a request for a collection (RFC 4918 §10.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Depth {
     Zero,
@@ -476,7 +475,7 @@ impl Depth {
     }
 }
 
-/// Whether what is there may be replaced (RFC 4918 §10.6).
+/// Returns `true` if the destination may be overwritten (RFC 4918 §10.6).
 fn overwrites(request: &Request) -> Answer<bool> {
     let mut fields = request.fields().filter(|(_, name, _)| name.eq_ignore_ascii_case(b"Overwrite"));
     match fields.next().map(|(_, _, value)| value) {

@@ -1,7 +1,7 @@
-//! What a thread of the pool does for a client that changes files. Everything here blocks.
+//! Changes of files, in a thread of the pool. Every function here blocks.
 //!
-//! A symbolic link is never followed to change or to remove what it leads to: a link is removed, or replaced, itself. A
-//! tree is walked without recursion and with one directory open at a time, however deep it is.
+//! Changes and removals never follow a symbolic link: they replace or remove the link itself. A tree is walked without
+//! recursion and with one directory open at a time, at any depth.
 
 use std::fs::{self, DirBuilder, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -13,13 +13,13 @@ use gale_base::os_error::OsErrorText;
 use gale_http::files::placing::{self, Access, Content, Target, copy_beside, rename, set_modified, with_parents};
 use gale_runtime::files::FileError;
 
-/// How many errors of one request are told one by one.
+/// Maximum number of errors of one request that are logged individually.
 const ERRORS_MAX: usize = 16;
 
-/// What of a mode says who may do what.
+/// Permission bits of a mode.
 const PERMISSIONS: u32 = 0o777;
 
-/// Why a request was not carried out.
+/// Reason why a request failed.
 #[derive(Debug)]
 pub struct Refusal {
     pub status: u16,
@@ -27,11 +27,11 @@ pub struct Refusal {
     pub text: String,
 }
 
-/// Files of a tree that could not be dealt with, while others could.
+/// Files of a tree that failed while others succeeded.
 #[derive(Debug, Default)]
 pub struct Skipped {
     pub errors: Vec<FileError>,
-    /// What is not told of.
+    /// Number of errors that are not listed.
     pub more: u64,
 }
 
@@ -45,7 +45,7 @@ impl Skipped {
     }
 }
 
-/// How severe an error is, and nginx's status for it; `missing` is that of a path that leads nowhere.
+/// Returns the log level and nginx's status of an error; `missing` is the status of a missing path.
 pub fn judge(error: &io::Error, missing: u16) -> (Level, u16) {
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG) => (Level::Error, missing),
@@ -67,18 +67,18 @@ impl Refusal {
     }
 }
 
-/// The status of a path whose parents are not there (RFC 4918 §9.7.1).
+/// Status of a path whose parent does not exist (RFC 4918 §9.7.1).
 const NO_PARENT: u16 = 409;
 
-/// What became of an upload.
+/// Result of an upload.
 pub struct PutOutcome {
-    /// There was no such file before.
+    /// `true` if the file did not exist before.
     pub is_new: bool,
-    /// Its name is the target's now.
+    /// `true` if the upload was renamed to the target.
     pub has_taken_name: bool,
 }
 
-/// Puts an upload into its place.
+/// Moves an upload to its place.
 pub fn put(upload: &Content, target: &Target) -> Result<PutOutcome, Refusal> {
     let is_new = match fs::metadata(&target.path) {
         Ok(metadata) if metadata.is_dir() => {
@@ -93,7 +93,7 @@ pub fn put(upload: &Content, target: &Target) -> Result<PutOutcome, Refusal> {
     Ok(PutOutcome { is_new, has_taken_name })
 }
 
-/// Removes a file, or a directory with all that is in it.
+/// Removes a file, or a directory with its contents.
 pub fn delete(path: &Path, is_collection: bool, skipped: &mut Skipped) -> Result<(), Refusal> {
     let look = fs::symlink_metadata(path);
     let metadata = look.map_err(|error| {
@@ -119,7 +119,7 @@ fn remove_file(path: &Path) -> Result<(), FileError> {
     fs::remove_file(path).map_err(|error| FileError::new("unlink", path, error))
 }
 
-/// Removes what can be removed; the error is that of the directory itself.
+/// Removes as much of a tree as possible; the error is that of the directory itself.
 fn delete_tree(path: &Path, skipped: &mut Skipped) -> Result<(), FileError> {
     walk(path, &mut |visit| {
         let done = match visit {
@@ -140,7 +140,7 @@ fn remove_directory(path: &Path) -> Result<(), FileError> {
     fs::remove_dir(path).map_err(|error| FileError::new("rmdir", path, error))
 }
 
-/// Makes a directory.
+/// Creates a directory.
 pub fn make_collection(path: &Path, access: u32) -> Result<(), Refusal> {
     make_directory(path, access).map_err(|error| Refusal::new(&error, NO_PARENT))
 }
@@ -149,28 +149,29 @@ fn make_directory(path: &Path, access: u32) -> Result<(), FileError> {
     DirBuilder::new().mode(access).create(path).map_err(|error| FileError::new("mkdir", path, error))
 }
 
-/// What is to be copied or moved, and where to.
+/// A copy or a move.
 pub struct Transfer {
-    /// Without a slash at its end, as `to`.
+    /// Source, without a slash at its end, like `to`.
     pub from: PathBuf,
     pub to: PathBuf,
     pub is_move: bool,
-    /// The client says that both are collections.
+    /// `true` if the client says that both are collections.
     pub is_collection: bool,
-    /// Of a collection, what is in it goes, too.
+    /// `true` if the members of a collection are copied, too.
     pub has_members: bool,
-    /// What is there may be replaced.
+    /// `true` if the destination may be overwritten.
     pub overwrites: bool,
-    /// The permissions of directories that are missing on the way of a file that is moved.
+    /// Permissions of missing parent directories that are created for a moved file.
     pub parents: u32,
-    /// For the name of a copy.
+    /// Number for the name of a temporary copy.
     pub number: u32,
-    /// What to say of a collection that the client takes for a file, and of one that a file is to become.
+    /// Message for a source that is a collection although the client takes it for a file, and for a destination that is
+    /// a collection.
     pub is_collection_text: String,
     pub to_collection_text: String,
 }
 
-/// Copies or moves a file, or a directory with all that is in it.
+/// Copies or moves a file, or a directory with its contents.
 pub fn transfer(transfer: &Transfer, skipped: &mut Skipped) -> Result<(), Refusal> {
     let Transfer { from, to, .. } = transfer;
     let replaced = look_at_target(transfer)?;
@@ -194,7 +195,7 @@ pub fn transfer(transfer: &Transfer, skipped: &mut Skipped) -> Result<(), Refusa
     if transfer.has_members {
         copy_tree(from, to, transfer.number, skipped).map_err(refused)?;
     }
-    // A part of a tree is not the tree: nothing must be removed that is not there again.
+    // If the copy of a tree is incomplete, the source must not be removed.
     if let Some(error) = skipped.errors.first() {
         return Err(Refusal { text: "the collection is not complete".to_owned(), ..Refusal::new(error, 404) });
     }
@@ -221,7 +222,7 @@ fn look_at_target(transfer: &Transfer) -> Result<Option<Metadata>, Refusal> {
 
 fn look_at_source(transfer: &Transfer) -> Result<Metadata, Refusal> {
     let Transfer { from, is_move, is_collection, .. } = transfer;
-    // What a link leads to may be copied, as it may be read; what is moved is the link.
+    // A copy follows a symbolic link, as reading does; a move moves the link itself.
     let metadata = if *is_move { fs::symlink_metadata(from) } else { fs::metadata(from) };
     let metadata = match metadata {
         Ok(metadata) if !metadata.is_dir() && *is_collection => Err(io::Error::from_raw_os_error(libc::ENOTDIR)),
@@ -234,7 +235,7 @@ fn look_at_source(transfer: &Transfer) -> Result<Metadata, Refusal> {
     Ok(metadata)
 }
 
-/// Links may lead from one place to the other, which their names do not tell.
+/// Checks source and destination in the file system, since links can make them overlap although their names do not.
 fn check_places(transfer: &Transfer) -> Result<(), Refusal> {
     let Transfer { from, to, .. } = transfer;
     let real = |path: &Path| match (fs::canonicalize(path), path.parent(), path.file_name()) {
@@ -264,9 +265,9 @@ fn transfer_file(transfer: &Transfer) -> Result<(), FileError> {
     }
 }
 
-/// Copies what is in a file, its permissions and its time.
+/// Copies a file with its permissions and its modification time.
 fn copy_file(from: &Path, to: &Path, number: u32) -> Result<(), FileError> {
-    // A FIFO would wait for who writes to it.
+    // Opening a FIFO would wait for a writer.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(from).and_then(|source| {
         let metadata = source.metadata()?;
         if metadata.is_file() { Ok((source, metadata)) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
@@ -279,7 +280,7 @@ fn copy_file(from: &Path, to: &Path, number: u32) -> Result<(), FileError> {
     })
 }
 
-/// Copies what is in a directory, but for links and what is no file. The error is one that ends it.
+/// Copies the contents of a directory, except links and special files. The error is one that ends the copy.
 fn copy_tree(from: &Path, to: &Path, number: u32, skipped: &mut Skipped) -> Result<(), FileError> {
     let place = |path: &Path| path.strip_prefix(from).map_or_else(|_| to.to_owned(), |rest| to.join(rest));
     walk(from, &mut |visit| {
@@ -313,20 +314,21 @@ fn copy_time(from: &Path, to: &Path) -> Result<(), FileError> {
     set.map_err(|error| FileError::new("utimes", to, error))
 }
 
-/// What a walk comes by.
+/// A step of a walk.
 enum Visit<'p> {
-    /// A directory, before what is in it.
+    /// A directory, before its contents.
     Enter(&'p Path),
     File(&'p Path),
-    /// A symbolic link, which is not followed, or what is neither file nor directory.
+    /// A symbolic link, which is not followed, or a special file.
     Special(&'p Path),
-    /// A directory, after what is in it.
+    /// A directory, after its contents.
     Leave(&'p Path),
-    /// What could not be looked at.
+    /// A file or directory that could not be read.
     Failed(FileError),
 }
 
-/// Walks a tree. `visit` says whether a directory is entered, or what ends the walk; so does a top that cannot be read.
+/// Walks a tree. `visit` returns whether to enter a directory, or an error that ends the walk; an unreadable top ends
+/// it, too.
 fn walk(top: &Path, visit: &mut dyn FnMut(Visit<'_>) -> Result<bool, FileError>) -> Result<(), FileError> {
     enum Step {
         Enter(PathBuf),
@@ -352,7 +354,7 @@ fn walk(top: &Path, visit: &mut dyn FnMut(Visit<'_>) -> Result<bool, FileError>)
                     return Err(error);
                 }
                 visit(Visit::Failed(error))?;
-                // It may be empty all the same.
+                // The directory may be empty all the same.
                 visit(Visit::Leave(&directory))?;
                 continue;
             }
