@@ -1,4 +1,4 @@
-//! What the arguments of the core module's directives mean: text becomes a setting, or an error with its place.
+//! Parsers of the core module's arguments: each turns a text into a setting, or an error with its place.
 
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -32,20 +32,20 @@ pub(super) fn size(statement: &Statement) -> Result<usize, Diagnostic> {
     }
 }
 
-/// A size, or 0 for no buffer at all.
+/// Parses a size, or 0 for no buffer.
 pub(super) fn size_or_none(statement: &Statement) -> Result<usize, Diagnostic> {
     let fitting = usize::try_from(values::size(statement)?).ok().filter(|&size| size <= SIZE_MAX);
     fitting.ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
 }
 
-/// Buffers larger than this are a slip of the pen.
+/// Larger buffers are rejected as typing errors.
 const SIZE_MAX: usize = 1 << 30;
 
 pub(crate) fn size_template(builder: &mut Builder, statement: &Statement) -> Result<SizeTemplate, Diagnostic> {
     crate::shared::size_template(builder, statement)
 }
 
-/// `RATE [after=TIME]`
+/// Parses `RATE [after=TIME]`.
 pub(super) fn min_rate(statement: &Statement) -> Result<Option<MinRate>, Diagnostic> {
     let bytes_per_second = values::size(statement)?;
     let grace = match statement.args.get(1) {
@@ -61,7 +61,7 @@ pub(super) fn min_rate(statement: &Statement) -> Result<Option<MinRate>, Diagnos
     Ok((bytes_per_second > 0).then_some(MinRate { bytes_per_second, grace }))
 }
 
-/// A slow start is no attack.
+/// Default grace period: a slow start is not an attack.
 const MIN_RATE_GRACE: Duration = Duration::from_secs(10);
 
 pub(super) fn satisfy(statement: &Statement) -> Result<Satisfy, Diagnostic> {
@@ -107,17 +107,17 @@ pub(super) fn directio(statement: &Statement) -> Result<u64, Diagnostic> {
     if statement.args[0].text == "off" { Ok(u64::MAX) } else { values::offset(statement) }
 }
 
-/// A power of two, which the kernel wants anyway.
+/// Parses a power of two, as the kernel requires.
 pub(super) fn alignment(statement: &Statement) -> Result<u32, Diagnostic> {
     let alignment = values::offset(statement)?;
     let fitting = u32::try_from(alignment).ok().filter(|alignment| (1..=ALIGNMENT_MAX).contains(alignment));
     fitting.ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
 }
 
-/// No device has larger blocks.
+/// Upper bound: no device has larger blocks.
 const ALIGNMENT_MAX: u32 = 1 << 20;
 
-/// `send_lowat`, and that of connections to servers. nginx says the same on Linux.
+/// Parses `send_lowat`, also for connections to servers. On Linux nginx gives the same warning.
 pub(crate) fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
     let size = values::size(statement)?;
     let message = format!("\"{}\" is not supported, ignored", statement.name.text);
@@ -190,7 +190,7 @@ pub(super) fn root(builder: &mut Builder, statement: &Statement) -> Result<Root,
     directory(builder, statement, None)
 }
 
-/// Shares the slot of `root`, whose row inherits and completes it.
+/// Parses `alias`, which shares the slot of `root`; the row of `root` inherits and completes it.
 pub(super) fn alias(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     if let Some(earlier) = core.root.get_opt() {
         let duplicate = match earlier.alias {
@@ -295,19 +295,19 @@ pub(super) fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Sta
     Ok(())
 }
 
-/// `status_zone ZONE` of a server
+/// Parses `status_zone ZONE` of a server.
 pub(super) fn server_zone(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let zone = builder.figures(figures::HTTP_SERVERS, &statement.args[0].text);
     if builder::set_server_zone(builder, zone) { Ok(()) } else { Err(statement.directive_error("is duplicate")) }
 }
 
-/// `status_zone ZONE | off` of a location
+/// Parses `status_zone ZONE | off` of a location.
 pub(super) fn location_zone(builder: &mut Builder, statement: &Statement) -> Result<Option<Arc<Traffic>>, Diagnostic> {
     let name = &statement.args[0].text;
     Ok((name != "off").then(|| builder.figures(figures::HTTP_LOCATIONS, name)))
 }
 
-/// `slow_request_log off | TIME [LEVEL]`
+/// Parses `slow_request_log off | TIME [LEVEL]`.
 pub(super) fn slow_request_log(_: &mut Builder, statement: &Statement) -> Result<Option<SlowRequestLog>, Diagnostic> {
     if statement.args[0].text == "off" {
         return match statement.args.get(1) {
@@ -320,7 +320,7 @@ pub(super) fn slow_request_log(_: &mut Builder, statement: &Statement) -> Result
     Ok(Some(SlowRequestLog { time, level }))
 }
 
-/// `types { TYPE EXTENSION ...; }`; several blocks of one level add up.
+/// Parses `types { TYPE EXTENSION ...; }`; several blocks of one level add up.
 pub(super) fn types(core: &mut CoreSettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let mut types = match core.types.get_opt() {
         Some(earlier) => earlier.0.clone(),
@@ -356,7 +356,7 @@ pub(super) fn default_types() -> Types {
     Types(rows.into_iter().map(|(extension, media_type)| (extension.into(), media_type.into())).collect())
 }
 
-/// `early_hints STRING ...`; several of one level add up.
+/// Parses `early_hints STRING ...`; several of one level add up.
 pub(super) fn early_hints(
     core: &mut CoreSettings,
     builder: &mut Builder,
@@ -370,18 +370,18 @@ pub(super) fn early_hints(
     Ok(())
 }
 
-/// `post_action URI|@NAME`
+/// Parses `post_action URI|@NAME`.
 pub(super) fn post_action(statement: &Statement) -> Result<PostAction, Diagnostic> {
     let text = &statement.args[0].text;
     Ok(match text.strip_prefix(b"@") {
-        // Whatever is no path is a location's name, also without its @. (In nginx nothing is found then.)
+        // An argument that is not a path is a named location, even without its @. (nginx finds nothing then.)
         None if !text.starts_with(b"/") => PostAction::Named(text.as_slice().into()),
         None => PostAction::Path(text.as_slice().into()),
         Some(name) => PostAction::Named(name.into()),
     })
 }
 
-/// `error_page CODE ... [=[RESPONSE]] URI`
+/// Parses `error_page CODE ... [=[RESPONSE]] URI`.
 pub(super) fn error_page(
     core: &mut CoreSettings,
     builder: &mut Builder,

@@ -1,8 +1,8 @@
-//! http core: servers, locations, and what every request lives by.
+//! http core: servers, locations, and the basic settings of requests and connections.
 //!   http { server { listen ...; server_name ...; location ... { } } }
 //!   root, alias, types, error_page, keepalive_timeout, client_max_body_size, ...
 //!
-//! Here is the table; `arguments.rs` says what the arguments mean.
+//! This file has the table of directives; `arguments.rs` parses their arguments.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
 
 mod arguments;
@@ -362,7 +362,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "",
-        // nginx's is "off", which here says more than nothing.
+        // nginx's default is "off", which means less here: small files in demand are cached without it.
         about: "Configures the cache of open files: max=N [inactive=TIME], or off. Default: only small files in demand \
                 are cached.",
         store: &One { parse: open_file_cache, slot: slot!(CoreSettings, open_file_cache) },
@@ -409,7 +409,7 @@ const DIRECTIVES: &[Directive] = &[
         contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
-        // nginx's is "off": there nobody can tell what is in memory.
+        // nginx's default is "off": nginx cannot tell whether a file is in memory.
         default: "auto",
         about: "Sets how parts of files that are not in memory are read: auto, on, off, threads or threads=POOL.",
         store: &OneWith { parse: aio, slot: slot!(CoreSettings, aio) },
@@ -464,7 +464,7 @@ const DIRECTIVES: &[Directive] = &[
         contexts: Contexts::ANYWHERE,
         takes: Takes::Exactly(1),
         body: Body::None,
-        // nginx's is "0"; written out it is warned of.
+        // nginx's default is "0"; here an explicit value leads to a warning.
         default: "",
         about: "No effect on Linux.",
         store: &OneWith { parse: send_lowat, slot: slot!(CoreSettings, send_lowat) },
@@ -766,7 +766,7 @@ const DIRECTIVES: &[Directive] = &[
     },
 ];
 
-/// What no row says: `types` and `error_log` have defaults that are no text.
+/// Sets the defaults of `types` and `error_log`, which are not texts.
 fn merge(
     conf: &mut dyn std::any::Any,
     parent: Option<&dyn std::any::Any>,
