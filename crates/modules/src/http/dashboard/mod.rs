@@ -1,4 +1,4 @@
-//! dashboard: a page that shows live what the server does.
+//! dashboard: a page with the server's live figures.
 //!   dashboard [write=on|off];          location
 //! (Gale's own; docs/dashboard.md)
 //!
@@ -8,8 +8,8 @@
 //!   LOCATIONapi/        the API, as `api` answers it: with write=on it takes what the page's buttons change
 //! ```
 //!
-//! The page consists of the files of `page/`, which are parts of the program: it loads nothing from anywhere else, and
-//! its Content-Security-Policy forbids it to. Who may see it is for the access rules of the location to say.
+//! The page consists of the files of `page/`, which are compiled into the program. It loads nothing from other hosts,
+//! and its Content-Security-Policy forbids that. The location's access rules control access.
 
 use std::any::Any;
 
@@ -44,7 +44,7 @@ pub static MODULE: Module = Module {
     parts: &[&HttpPart { handlers: &[(Phase::Content, &Dashboard)], ..HttpPart::EMPTY }],
 };
 
-/// Not inherited, as with all that answers a location.
+/// Not inherited, as for all content handlers.
 #[derive(Default)]
 struct Conf {
     is_on: bool,
@@ -56,7 +56,7 @@ fn dashboard(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
         return Err(statement.directive_error("is duplicate"));
     }
     let scope = builder.http_scope();
-    // The page finds its parts by paths that begin with the location's name.
+    // The page refers to its files by paths that begin with the location's name.
     let prefix = builder.http_mut().location_prefix(scope);
     if !prefix.is_some_and(|prefix| prefix.ends_with(b"/")) {
         let error = "needs a prefix location whose name ends with a slash";
@@ -74,13 +74,13 @@ fn dashboard(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
     Ok(())
 }
 
-/// A part of the page.
+/// A file of the page.
 struct File {
-    /// Behind the location's name.
+    /// Path behind the location's name.
     name: &'static str,
     content_type: &'static str,
     contents: &'static [u8],
-    /// Other contents have another one.
+    /// Entity tag, which depends on the contents.
     etag: [u8; 18],
 }
 
@@ -93,7 +93,7 @@ impl File {
 const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// What the page consists of.
+/// Files of the page.
 static FILES: [File; 8] = [
     File::new("", HTML, include_bytes!("page/index.html")),
     File::new("main.js", SCRIPT, include_bytes!("page/main.js")),
@@ -105,8 +105,8 @@ static FILES: [File; 8] = [
     File::new("icon.svg", "image/svg+xml", include_bytes!("page/icon.svg")),
 ];
 
-/// A sum of the contents (FNV-1a, 64 bits) in quotes. No one gains from two contents with the same: whoever could
-/// choose them has the program.
+/// Returns a checksum of the contents (FNV-1a, 64 bits) in quotes. Collisions are no risk: only a build of the program
+/// can change the contents.
 const fn etag(contents: &[u8]) -> [u8; 18] {
     let mut sum: u64 = 0xcbf2_9ce4_8422_2325;
     let mut at = 0;
@@ -123,16 +123,16 @@ const fn etag(contents: &[u8]) -> [u8; 18] {
     tag
 }
 
-/// The page may load its own parts and ask for figures, and do nothing else: no other hosts, no inline scripts or
-/// styles, no frames around it.
+/// The page may load its own files and fetch figures, and do nothing else: no other hosts, no inline scripts or styles,
+/// no framing.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// What a path behind the location's name leads to.
+/// Target of a path behind the location's name.
 enum Target<'p> {
     File(&'static File),
     Figures,
-    /// With the rest of the path.
+    /// The API, with the rest of the path.
     Api(&'p [u8]),
 }
 
@@ -168,7 +168,7 @@ impl Handler for Dashboard {
     }
 
     fn outlives_client(&self, request: &Request, _: &dyn Any) -> bool {
-        // A change that has begun is done to its end.
+        // A change that was started must be completed.
         !matches!(request.method(), Method::Get | Method::Head)
     }
 
@@ -198,7 +198,8 @@ fn send(request: &mut Request, file: &'static File) -> Flow {
     head.status = 200;
     head.content_type = file.content_type.as_bytes().into();
     head.etag = file.etag.as_slice().into();
-    // Asked for again each time, and mostly answered by 304: a page and its parts are of one version of the program.
+    // Revalidated at each use, and mostly answered by 304, so that all files of a page are of one version of the
+    // program.
     head.set(ResponseField::CacheControl, b"no-cache");
     head.add(b"Content-Security-Policy", POLICY.as_bytes());
     head.add(b"X-Content-Type-Options", b"nosniff");
