@@ -1,11 +1,11 @@
-//! `health_check … type=grpc`: asks the servers of a location's group by gRPC's own protocol for that.
+//! `health_check … type=grpc`: health checks by the gRPC health checking protocol.
 //!   health_check [interval=TIME] [jitter=TIME] [fails=N] [passes=N] [port=N] [mandatory [persistent]]
 //!                [keepalive_time=TIME] type=grpc [grpc_service=NAME] [grpc_status=CODE];    location
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_hc_module.html#health_check>,
 //! <https://github.com/grpc/grpc/blob/master/doc/health-checking.md>)
 //!
-//! A peer is asked as calls go to it: over TLS, with the fields and timeouts of the location. The directive's row is
-//! the proxy module's, which gives what is written here to this one.
+//! A check uses the TLS settings, header fields and timeouts of the location. The row of the directive is in the proxy
+//! module, which passes the arguments to this one.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -28,16 +28,16 @@ use crate::http::checking::{self, Asking, Failure, Kept, Question, Way};
 use crate::http::upstream_head::{authority, write_set_fields};
 use crate::shared::health_check::{Failed, Rules};
 
-/// The method that is called.
+/// Path of the method.
 const PATH: &[u8] = b"/grpc.health.v1.Health/Check";
 
-/// How much of an answer is looked at, in bytes: a message has two.
+/// Maximum length of a response's body that is read, in bytes: a message has two.
 const BODY_MAX: usize = 1024;
 
-/// The status of a call that has gone well.
+/// Status of a successful call.
 const OK: u8 = 0;
 
-/// The names of statuses. (<https://grpc.io/docs/guides/status-codes/>)
+/// Names of statuses. (<https://grpc.io/docs/guides/status-codes/>)
 const STATUSES: [&str; 17] = [
     "ok",
     "cancelled",
@@ -58,20 +58,20 @@ const STATUSES: [&str; 17] = [
     "unauthenticated",
 ];
 
-/// A check as a location has it.
+/// The check of a location, before its settings are complete.
 #[derive(Clone)]
 pub(in crate::http) struct Draft {
     pub rules: Rules,
     pub server: ServerId,
     pub scope: ScopeId,
     pub keepalive_time: Duration,
-    /// The service that is asked about; empty for the server as a whole.
+    /// Name of the service; empty for the server as a whole.
     pub service: BString,
-    /// The status that a call has to end with.
+    /// Required status of the call.
     pub status: u8,
 }
 
-/// A status by its number or its name.
+/// Parses a status, given by number or name.
 pub(in crate::http) fn parse_status(text: &[u8]) -> Option<u8> {
     let text = std::str::from_utf8(text).ok()?;
     match text.parse::<usize>() {
@@ -80,7 +80,7 @@ pub(in crate::http) fn parse_status(text: &[u8]) -> Option<u8> {
     }
 }
 
-/// Keeps the check of a location until its settings are complete. False if it has one already.
+/// Stores the check of a location until its settings are complete. Returns `false` if the location has one already.
 pub(in crate::http) fn keep(builder: &mut Builder, draft: Draft) -> bool {
     let is_own = |module: &&gale_engine::module::Module| std::ptr::eq(*module, &MODULE);
     let owner = builder.order.modules.iter().position(is_own).expect("this module is one of them");
@@ -90,7 +90,7 @@ pub(in crate::http) fn keep(builder: &mut Builder, draft: Draft) -> bool {
     conf.check.replace(draft).is_none()
 }
 
-/// Has the check of a location done, when its settings are complete.
+/// Registers the check of a location when the location's settings are complete.
 pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnostic> {
     let Some(draft) = &conf.check else { return Ok(()) };
     let wrong = |message: &str| Err(Diagnostic::emerg(message).at(draft.rules.span));
@@ -158,10 +158,10 @@ fn head(request: &OwnRequest, conf: &Conf, host: &[u8], is_tls: bool) -> Result<
     Ok(head)
 }
 
-/// What is being done when an answer is looked at.
+/// The action in messages about a response.
 const CHECKING: &str = "checking gRPC status";
 
-/// A `HealthCheckRequest` as a message of gRPC.
+/// Returns a `HealthCheckRequest` with gRPC's prefix.
 fn question(service: &[u8]) -> Bytes {
     let mut message = Vec::new();
     if !service.is_empty() {
@@ -175,19 +175,19 @@ fn question(service: &[u8]) -> Bytes {
         message.push(length as u8);
         message.extend_from_slice(service);
     }
-    // Not compressed, and its length.
+    // The prefix: not compressed, and the length.
     let length = u32::try_from(message.len()).expect("a word of a configuration").to_be_bytes();
     Bytes::from([&[0], &length[..], &message].concat())
 }
 
-/// Whether an answer is what it has to be, or what it is instead.
+/// Checks a response. The error describes the mismatch.
 fn judge(answer: &Answer, wanted: u8) -> Result<(), String> {
     if answer.head.status != 200 {
         return Err(format!("unexpected status {}", answer.head.status));
     }
     let trailers = answer.trailers.iter().map(|(name, value)| (&name[..], &value[..]));
     let fields = answer.head.fields.iter().map(|field| (&field.name[..], &field.value[..]));
-    // An answer without a body has it in its head.
+    // A response without a body has the status in its head.
     let told = trailers.chain(fields).find(|(name, _)| name.eq_ignore_ascii_case(b"grpc-status"));
     let Some((_, told)) = told else { return Err("no \"grpc-status\" in the response".to_owned()) };
     let status = std::str::from_utf8(told).ok().and_then(|text| text.parse::<u8>().ok());
@@ -200,10 +200,10 @@ fn judge(answer: &Answer, wanted: u8) -> Result<(), String> {
     }
 }
 
-/// `HealthCheckResponse.SERVING`
+/// `HealthCheckResponse.SERVING`.
 const SERVING: u64 = 1;
 
-/// What a `HealthCheckResponse` says; none if it cannot be read.
+/// Returns the status in a `HealthCheckResponse`, or `None` if it is malformed.
 fn serving_status(body: &[u8]) -> Option<u64> {
     let (&[compressed, a, b, c, d], rest) = body.split_first_chunk::<5>()?;
     let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).ok()?;
@@ -226,7 +226,7 @@ fn serving_status(body: &[u8]) -> Option<u64> {
     Some(status)
 }
 
-/// The next number in the form of protocol buffers, which is taken away.
+/// Takes a varint off the beginning.
 fn take_number(rest: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for place in 0..10 {

@@ -6,9 +6,9 @@
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_grpc_module.html>)
 //!
-//! Both bodies pass as they come, and what stands behind them. A client's `grpc-timeout` bounds the waiting. An error
-//! of Gale's own has the same status as in nginx; a client that speaks gRPC gets it without a page, and with
-//! `grpc-status` beside it.
+//! Bodies pass as they arrive, in both directions, and trailers follow them. A client's `grpc-timeout` bounds the call.
+//! Gale's own errors have the same status as in nginx; a gRPC client gets them with `grpc-status` and without an error
+//! page.
 
 mod health;
 
@@ -45,7 +45,7 @@ use crate::shared::tls_client::tls_client_rows;
 
 const PREFIX: &str = "grpc";
 
-/// Clients get none of these unless `grpc_pass_header` says so.
+/// Header fields that are not passed to clients unless `grpc_pass_header` names them.
 const HIDDEN: &[&str] = &["Date", "Server"];
 
 /// See the file's head.
@@ -107,10 +107,10 @@ pub static MODULE: Module = Module {
 #[derive(Default)]
 struct Conf {
     upstream: UpstreamSettings,
-    /// Not inherited: what answers a location is its own.
+    /// Not inherited: a location's content handler is its own.
     pass: Option<AddressPass<Request>>,
     set_headers: Vec<SetHeader>,
-    /// Not inherited, as `pass` is not.
+    /// Not inherited, like `pass`.
     check: Option<Draft>,
 }
 
@@ -119,7 +119,7 @@ fn grpc_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
     Ok(())
 }
 
-/// The address behind a scheme, if there is one.
+/// Splits the scheme, if there is one, off an address.
 fn without_scheme(text: &[u8]) -> Result<BareAddress<'_>, &'static str> {
     let behind = |scheme: &[u8]| {
         let (start, rest) = text.split_at_checked(scheme.len())?;
@@ -161,11 +161,11 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     health::complete(conf, builder)
 }
 
-/// A client ends a call at its deadline by itself, and knows why. Libraries that go by the status of HTTP would take an
-/// answer that comes first for another failure, so it comes a little later, for clients that go on to wait.
+/// Delay of the error response behind a call's deadline. Clients end the call at the deadline by themselves; a library
+/// that maps HTTP statuses would take an earlier response for a different failure.
 const DEADLINE_GRACE: Duration = Duration::from_millis(100);
 
-/// Passes a request on. An error is the status that answers it.
+/// Passes a request on. The error is the status of the response.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
     let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
@@ -201,7 +201,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     Ok(pass_on(request, &mut passing).await)
 }
 
-/// What the server is asked.
+/// Returns the head of the request to the server.
 fn head(request: &Request, conf: &Conf, target: &TlsTarget, length: Option<u64>) -> Result<Http2Request, Unwritable> {
     let method = if request.counts_as_get() { b"GET" } else { request.method_name() };
     let scheme = if target.tls_host.is_some() { "https" } else { "http" };
@@ -221,7 +221,7 @@ fn head(request: &Request, conf: &Conf, target: &TlsTarget, length: Option<u64>)
     Ok(head)
 }
 
-/// Whether the client has said that it takes fields behind a body.
+/// Returns `true` if the client accepts trailers.
 fn wants_trailers(request: &Request) -> bool {
     let has_it = |value: &[u8]| {
         let mut options = value.split(|&byte| byte == b',');
@@ -230,7 +230,7 @@ fn wants_trailers(request: &Request) -> bool {
     request.header(KnownHeader::Te).is_some_and(|value| has_it(&value.to_ascii_lowercase()))
 }
 
-/// How long a client of gRPC waits: at most eight digits and a unit.
+/// Parses `grpc-timeout`: at most eight digits and a unit.
 /// (<https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests>)
 fn parse_timeout(text: &[u8]) -> Option<Duration> {
     let (unit, digits) = text.split_last()?;
@@ -249,8 +249,8 @@ fn parse_timeout(text: &[u8]) -> Option<Duration> {
     })
 }
 
-/// What a client that speaks gRPC is told of an error that no server has answered with: the status of gRPC beside that
-/// of HTTP, which stays, and no page.
+/// Converts an error response of Gale's own for a gRPC client: it gets the gRPC status beside the HTTP status, which
+/// stays, and no error page.
 fn tell_status(request: &mut Request, _: &Conf, body: &mut Body) {
     if request.response.is_from_upstream || request.response.status < 400 || !speaks_grpc(request) {
         return;
@@ -274,8 +274,9 @@ fn speaks_grpc(request: &Request) -> bool {
     })
 }
 
-/// What gRPC calls a status of HTTP, as its clients translate it, and where they would know no better than UNKNOWN,
-/// what Gale means by it. (<https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md>)
+/// Returns the gRPC status for an HTTP status, by the mapping that clients use; for statuses that they would map to
+/// UNKNOWN, the status that describes Gale's error best.
+/// (<https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md>)
 fn grpc_status(status: u16) -> u8 {
     const UNKNOWN: u8 = 2;
     const DEADLINE_EXCEEDED: u8 = 4;
