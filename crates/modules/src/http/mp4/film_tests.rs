@@ -1,5 +1,5 @@
-//! Films that are made up, cut and then played: a part has just the samples that it should have, whatever the tables
-//! look like; and files that are none, or were damaged, are refused without harm.
+//! Generated films are cut and played: a part must have exactly its samples, whatever the tables look like. Damaged
+//! files and files of other types must be refused without harm.
 
 use std::io;
 use std::ops::Range;
@@ -17,8 +17,8 @@ impl Source for Vec<u8> {
     }
 }
 
-/// A sample as a player sees it: when it is shown and for how long, how much later instead, whether it is a key frame,
-/// and its bytes.
+/// A sample as a player sees it: its time and duration, the shift of its time, whether it is a key frame, and its
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sample {
     time: u64,
@@ -28,13 +28,13 @@ struct Sample {
     bytes: Vec<u8>,
 }
 
-/// A track as it is made up.
+/// A generated track.
 #[derive(Clone, Debug)]
 struct Made {
     timescale: u32,
-    /// Duration, shift, whether it is a key frame, and how long it is.
+    /// Duration, shift, whether it is a key frame, and length.
     samples: Vec<(u32, u32, bool, u32)>,
-    /// How many samples the chunks have, in turn.
+    /// Numbers of samples in the chunks, repeated in turn.
     chunks: Vec<usize>,
     has_long_offsets: bool,
     uniform_size: Option<u32>,
@@ -50,7 +50,7 @@ fn made() -> impl Strategy<Value = Made> {
         |(mut samples, chunks, has_long_offsets, uniform_size)| {
             samples[0].2 = true;
             samples.iter_mut().for_each(|sample| sample.3 = uniform_size.unwrap_or(sample.3));
-            // A few durations, so that runs are long.
+            // Only a few durations, so that runs are long.
             samples.iter_mut().for_each(|sample| sample.0 = (sample.0 / 13 + 1) * 20);
             Made { timescale: 500, samples, chunks, has_long_offsets, uniform_size }
         },
@@ -84,7 +84,7 @@ impl Made {
         self.samples.iter().map(|sample| u64::from(sample.0)).sum()
     }
 
-    /// Which samples each chunk has.
+    /// Returns the samples of each chunk.
     fn chunks(&self) -> Vec<Range<usize>> {
         let mut chunks = Vec::new();
         let mut begin = 0;
@@ -99,7 +99,7 @@ impl Made {
         unreachable!("a cycle has no end")
     }
 
-    /// The bytes of a sample tell which one of which track it is.
+    /// Returns the bytes of a sample, which identify the track and the sample.
     fn bytes(&self, track: usize, sample: usize) -> Vec<u8> {
         (0..self.samples[sample].3).map(|byte| (track * 101 + sample * 7 + byte as usize) as u8).collect()
     }
@@ -160,7 +160,7 @@ impl Made {
     }
 }
 
-/// A file of these tracks, whose chunks take turns.
+/// Returns a file of these tracks, whose chunks alternate.
 fn film(tracks: &[Made], index_is_last: bool) -> Vec<u8> {
     let mut media = Vec::new();
     let mut places = vec![Vec::new(); tracks.len()];
@@ -200,7 +200,7 @@ fn film(tracks: &[Made], index_is_last: bool) -> Vec<u8> {
     file
 }
 
-/// The tracks of a file, as a player reads them: the samples, and how much of the beginning is skipped.
+/// Returns the tracks of a file as a player reads them: the samples, and the skipped time at the beginning.
 fn play(file: &[u8]) -> Vec<(Vec<Sample>, u64)> {
     let mut tracks = Vec::new();
     each_atom(file, "", |name, data| {
@@ -263,7 +263,7 @@ fn play_track(file: &[u8], track: &[u8]) -> (Vec<Sample>, u64) {
     (samples, prefix)
 }
 
-/// The atoms of a track that have none in them.
+/// Collects the leaf atoms of a track.
 fn gather(data: &[u8], atoms: &mut std::collections::HashMap<[u8; 4], Vec<u8>>) {
     each_atom(data, "", |name, data| {
         match name {
@@ -283,7 +283,7 @@ fn wanted(start_ms: u64, length_ms: Option<u64>, begins_with_key_frame: bool) ->
     Cut { start_ms, length_ms, begins_with_key_frame, index_bytes_max: 1 << 20 }
 }
 
-/// Which samples of a track are shown in a part, and how much of them is skipped.
+/// Returns the samples of a track in a part, and the skipped time.
 fn expected(samples: &[Sample], cut: &Cut, timescale: u32) -> (Vec<Sample>, u64) {
     let begin = cut.start(timescale);
     let end_of = |sample: &Sample| sample.time + u64::from(sample.duration);
@@ -293,7 +293,8 @@ fn expected(samples: &[Sample], cut: &Cut, timescale: u32) -> (Vec<Sample>, u64)
         false => shown,
     };
     let prefix = samples[shown].time - samples[first].time;
-    // As nginx: the length counts from the first sample that is shown, and ends with the last that it has all of.
+    // As in nginx, the length counts from the first shown sample, and the part ends with the last sample that lies in
+    // it completely.
     let end = cut.length(timescale).map_or(u64::MAX, |length| samples[first].time + prefix + length);
     let part = samples[first..].iter().take_while(|sample| end_of(sample) <= end);
     let part = part.map(|sample| Sample { time: sample.time - samples[first].time, ..sample.clone() });
@@ -310,7 +311,7 @@ proptest! {
         begins_with_key_frame: bool,
     ) {
         let file = film(&tracks, index_is_last);
-        // All of them are asked for a time that they have.
+        // The requested times exist in all tracks.
         let shortest = tracks.iter().map(|track| track.duration() * 1_000 / u64::from(track.timescale)).min().unwrap();
         let share = |share: f64| (share * shortest as f64) as u64;
         let length = length.map(|length| share(length).max(1));
@@ -365,7 +366,7 @@ fn assert_wrong(file: &[u8], cut_out: Cut, message: &str) {
     }
 }
 
-/// An atom with this data.
+/// Returns an atom with this data.
 fn atom(name: &[u8; 4], data: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     write_atom(&mut out, name, |out| out.extend_from_slice(data));

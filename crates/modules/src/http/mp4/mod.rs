@@ -1,4 +1,4 @@
-//! mp4: a part of an MP4 film, from a time on or between two times, with an index of its own.
+//! mp4: a part of an MP4 film between two times, with an index of its own.
 //!   mp4;                                   location
 //!   mp4_buffer_size SIZE;  mp4_max_buffer_size SIZE;  mp4_start_key_frame on|off;     http, server, location
 //!   mp4_limit_rate on|off|FACTOR;  mp4_limit_rate_after TIME;                         http, server, location
@@ -11,8 +11,9 @@
 //!   the answer   ftyp  moov (index of these)  mdat ──────┴─── sent from the file ──┘
 //! ```
 //!
-//! A thread of the pool reads the index and makes the other one (`movie.rs`, `track.rs`); the loop only sends. An index
-//! is in memory for as long as its client takes; all of them, and those that are being made, have a bound (`INDEXES`).
+//! A thread of the pool reads the index and makes the new one (`movie.rs`, `track.rs`); the loop only sends. The new
+//! index stays in memory until the client has received it; all indexes in memory and in the making together have a
+//! bound (`INDEXES`).
 
 #[cfg(test)]
 mod film_tests;
@@ -113,12 +114,12 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// Indexes in memory, of all clients together: a few of the longest, or thousands of usual ones.
+/// Memory of the indexes for all clients together: a few of the longest, or thousands of usual ones.
 static INDEXES: Budget = Budget::new(256 << 20);
 
 #[derive(Default)]
 struct Conf {
-    /// Not inherited: what answers a location is its own.
+    /// Not inherited: a location's content handler is its own.
     is_on: bool,
     buffer_size: Setting<u64>,
     max_buffer_size: Setting<u64>,
@@ -128,7 +129,7 @@ struct Conf {
     limit_rate_after: Setting<Duration>,
 }
 
-/// `mp4_limit_rate`
+/// Parses `mp4_limit_rate`.
 fn limit_rate(statement: &Statement) -> Result<u64, Diagnostic> {
     let word = &statement.args[0];
     match &**word.text {
@@ -139,8 +140,8 @@ fn limit_rate(statement: &Statement) -> Result<u64, Diagnostic> {
     }
 }
 
-/// What needs no waiting: a request that is not for it, and a whole film that the kernel can open from what it has in
-/// memory.
+/// Answers without waiting: passes on requests of other handlers, and opens a whole film that the kernel has in its
+/// cache.
 fn at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
     let path = match path_of_video(request) {
         Ok(path) => path,
@@ -191,16 +192,16 @@ fn serve<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flo
     })
 }
 
-/// How fast a film goes out.
+/// Rate limit of a film.
 #[derive(Debug, PartialEq, Eq)]
 struct Limit {
     per_second: u64,
-    /// So many bytes come before that.
+    /// Number of bytes before the limit starts.
     after: u64,
 }
 
 impl Limit {
-    /// That of a film; `None` if it does not say how long it is, or nobody has the time to look.
+    /// Returns the limit for a film, or `None` if its duration is unknown or the pool is full.
     async fn find(request: &Request, conf: &Conf, body: &Body, device: Device) -> Option<Limit> {
         let film = Film::of(body);
         let size = request.response.content_length.unwrap_or(0);
@@ -212,18 +213,18 @@ impl Limit {
         Some(Limit::new(size, duration_ms, *conf.limit_rate.get(), *conf.limit_rate_after.get()))
     }
 
-    /// That of a film of so many bytes and so long a time.
+    /// Returns the limit for a film of this size and duration.
     fn new(size: u64, duration_ms: u64, factor_thousandths: u64, after: Duration) -> Limit {
         let part = |of_size: u128| u64::try_from(u128::from(size) * of_size / u128::from(duration_ms));
         Limit {
-            // What is slower than that is no rate.
+            // The rate is at least one byte a second.
             per_second: part(factor_thousandths.into()).unwrap_or(u64::MAX).max(1),
             after: part(after.as_millis().min(u64::MAX.into())).unwrap_or(u64::MAX),
         }
     }
 }
 
-/// The film, or who answers in its place.
+/// Returns the opened film, or the flow of another response.
 fn opened_or_not(request: &mut Request, path: &[u8], opened: io::Result<Opened>) -> Result<Flow, Opened> {
     match opened {
         Ok(file) if file.metadata.is_regular() => Err(file),
@@ -232,7 +233,7 @@ fn opened_or_not(request: &mut Request, path: &[u8], opened: io::Result<Opened>)
     }
 }
 
-/// What of the film is wanted; `None` for all of it.
+/// Returns the wanted part of the film, or `None` for all of it.
 fn cut(request: &Request, conf: &Conf) -> Option<Cut> {
     let time = |name| variables::argument(&request.args, name).and_then(parse_time_ms);
     let end_ms = time(b"end").filter(|&end| end > 0);
@@ -245,7 +246,7 @@ fn cut(request: &Request, conf: &Conf) -> Option<Cut> {
     })
 }
 
-/// Seconds with a fraction, of which players send many digits; thousandths count.
+/// Parses seconds with a fraction into milliseconds; further digits, which players send, are ignored.
 fn parse_time_ms(text: &[u8]) -> Option<u64> {
     const PLACES: usize = 3;
     let dot = text.iter().position(|&byte| byte == b'.').unwrap_or(text.len());
@@ -260,7 +261,7 @@ fn parse_time_ms(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// The film's bytes, where they may be waited for, and the memory that cutting its index takes.
+/// The film's bytes, read by blocking calls, and the memory reserved for cutting its index.
 struct Film {
     contents: Contents,
     work: RefCell<Option<BudgetShare>>,
@@ -303,7 +304,7 @@ impl Source for Film {
     }
 }
 
-/// The part of the film as a body, with its length in the response. The error is a status.
+/// Returns the part of the film as a body, and sets the response's length. The error is a status.
 async fn send_part(request: &mut Request, path: &[u8], cut: Cut, body: Body, device: Device) -> Result<Body, u16> {
     let film = Film::of(&body);
     let size = request.response.content_length.unwrap_or(0);
@@ -313,7 +314,7 @@ async fn send_part(request: &mut Request, path: &[u8], cut: Cut, body: Body, dev
     }
     let made = default_pool().run_for(device, move || {
         let part = movie::cut(&film, size, &cut, &name)?;
-        // What it has taken for the work is free again.
+        // Releases the memory reserved for cutting.
         drop(film);
         Ok(part.map(|part| (in_room(part.head), part.data)))
     });

@@ -1,71 +1,71 @@
-//! MP4 files (ISO/IEC 14496-12): the index of a film is read, cut, and written for the part that is wanted.
+//! MP4 files (ISO/IEC 14496-12): reads the index of a film, cuts it, and writes it for the wanted part.
 //!
-//! An atom is a length, a name and data, which may be atoms. What is not known is left out of the new index. A file is
-//! anybody's: every length and number in it is checked before it is used, nothing is read that the file does not have,
-//! and no more memory is taken than a few times the index.
+//! An atom is a length, a name and data, which may consist of atoms. Unknown atoms are left out of the new index. Files
+//! are untrusted: every length and number is checked before it is used, nothing beyond the file's end is read, and
+//! memory is bounded by a few times the index.
 
 use std::io;
 use std::ops::Range;
 
 use super::track::{Read, Track};
 
-/// How many atoms a file may have before its index: some films have thousands of fragments.
+/// Maximum number of atoms before the index: some films have thousands of fragments.
 const ATOMS_MAX: u32 = 100_000;
 
-/// Longest `ftyp`, as in nginx.
+/// Maximum length of `ftyp`, as in nginx.
 const FILE_TYPE_BYTES_MAX: u64 = 1024;
 
-/// A length in 32 bits and a name.
+/// A 32-bit length and a name.
 const HEADER_BYTES: u64 = 8;
 
-/// With a length in 64 bits behind them.
+/// As above, followed by a 64-bit length.
 const LONG_HEADER_BYTES: u64 = 16;
 
-/// Where the film is read from.
+/// Source of the film's bytes.
 pub trait Source {
-    /// Reads from `offset` on until `into` is full or the file ends. May block.
+    /// Reads from `offset` until `into` is full or the file ends. May block.
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Whether so much memory may be taken.
+    /// Reserves memory. Returns `false` if that exceeds the bound.
     fn reserve(&self, _bytes: usize) -> bool {
         true
     }
 }
 
-/// How much memory an index takes while it is cut, for each of its bytes: as it was read, its tables, and the new one.
+/// Memory needed for cutting an index, for each of its bytes: the old index, its tables, and the new index.
 const WORK_PER_BYTE: u64 = 4;
 
-/// What is wanted of a film.
+/// The wanted part of a film.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Where it begins, in thousandths of a second.
+    /// Start, in milliseconds.
     pub start_ms: u64,
-    /// How long it is, if not to the end.
+    /// Length; `None` for the rest of the film.
     pub length_ms: Option<u64>,
-    /// It begins with the key frame before its time.
+    /// `true` to start at the key frame before the start time.
     pub begins_with_key_frame: bool,
-    /// How long the index may be, in bytes.
+    /// Maximum length of the index, in bytes.
     pub index_bytes_max: u64,
 }
 
 impl Cut {
-    /// Where it begins, by a clock with so many ticks a second.
+    /// Returns the start by a clock with this many ticks a second.
     pub fn start(&self, timescale: u32) -> u64 {
         scaled(self.start_ms, timescale)
     }
 
-    /// How long it is by that clock, if not to the end.
+    /// Returns the length by that clock, or `None` for the rest.
     pub fn length(&self, timescale: u32) -> Option<u64> {
         self.length_ms.map(|length| scaled(length, timescale))
     }
 
-    /// How long it is of something that is so long; `None` if that ends before.
+    /// Returns the duration of the part of a film with this duration, or `None` if the film ends before the part.
     pub fn duration(&self, whole: u64, timescale: u32) -> Option<u64> {
         let rest = whole.checked_sub(self.start(timescale))?;
         Some(self.length(timescale).map_or(rest, |length| rest.min(length)))
     }
 
-    /// As [`Cut::duration`]; what ends where the part begins has nothing of it either.
+    /// As [`Cut::duration`], but a track that ends where the part begins has no part either.
     pub fn duration_of_track(&self, whole: u64, timescale: u32) -> Option<u64> {
         self.duration(whole, timescale).filter(|_| whole > self.start(timescale))
     }
@@ -75,32 +75,32 @@ fn scaled(time_ms: u64, timescale: u32) -> u64 {
     (u128::from(time_ms) * u128::from(timescale) / 1_000).try_into().unwrap_or(u64::MAX)
 }
 
-/// A part of a film: bytes to begin with, and which bytes of the file follow them.
+/// A part of a film: a head, and a range of the file that follows it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Part {
     /// `ftyp`, `moov`, and the header of `mdat`.
     pub head: Vec<u8>,
-    /// Where the rest lies.
+    /// Range of the rest in the file.
     pub data: Range<u64>,
 }
 
-/// Why there is no part.
+/// Reason why there is no part.
 #[derive(Debug)]
 pub enum Problem {
-    /// What is wrong with the file, in nginx's words.
+    /// The file is invalid; the text is in nginx's words.
     Wrong(String),
-    /// It cannot be read.
+    /// The file cannot be read.
     NotRead(io::Error),
-    /// There is none for its index.
+    /// The memory bound would be exceeded.
     NoMemory,
 }
 
-/// Something is wrong, and this is how nginx says it of a file of this name.
+/// Returns an error about the file in nginx's words.
 pub(super) fn wrong<T>(text: String) -> Result<T, Problem> {
     Err(Problem::Wrong(text))
 }
 
-/// Cuts a film of `size` bytes; `None` is all of it, as it is. `name` is for messages.
+/// Cuts a film of `size` bytes. Returns `None` if the unchanged file is the result. `name` is for messages.
 pub fn cut(source: &dyn Source, size: u64, cut: &Cut, name: &str) -> Result<Option<Part>, Problem> {
     let Some(film) = Film::find(source, size, cut, name)? else { return Ok(None) };
     let movie = Movie::read(&film.index, cut, name)?;
@@ -111,19 +111,19 @@ pub fn cut(source: &dyn Source, size: u64, cut: &Cut, name: &str) -> Result<Opti
     movie.part(&film.file_type, media_end, size, cut, name).map(Some)
 }
 
-/// The atoms of a file.
+/// Top-level atoms of a file.
 #[derive(Default)]
 struct Film {
-    /// The data of `ftyp`.
+    /// Data of `ftyp`.
     file_type: Option<Vec<u8>>,
-    /// The data of `moov`.
+    /// Data of `moov`.
     index: Vec<u8>,
-    /// Where `mdat` ends.
+    /// End of `mdat`.
     media_end: Option<u64>,
 }
 
 impl Film {
-    /// Finds them; `None` if the file as it is, is what is wanted.
+    /// Finds the atoms. Returns `None` if the unchanged file is the result.
     fn find(source: &dyn Source, size: u64, cut: &Cut, name: &str) -> Result<Option<Film>, Problem> {
         let mut film = Film::default();
         let (mut offset, mut has_index, mut count) = (0, false, 0);
@@ -171,8 +171,8 @@ impl Film {
     }
 }
 
-/// How long a film of `size` bytes is, in thousandths of a second, if its index says so. Only the heads of what stands
-/// before that are read.
+/// Returns the duration of a film of `size` bytes in milliseconds, if its index has it. Only the headers of the atoms
+/// before it are read.
 pub fn duration_ms(source: &dyn Source, size: u64) -> Option<u64> {
     let index = find_atom(source, 0..size, b"moov")?;
     let head = find_atom(source, index, b"mvhd")?;
@@ -180,7 +180,7 @@ pub fn duration_ms(source: &dyn Source, size: u64) -> Option<u64> {
     let there = data.len().min(usize::try_from(head.end - head.start).unwrap_or(usize::MAX));
     read_exactly(source, head.start, &mut data[..there], "").ok()?;
     let (timescale, duration) = MOVIE_HEAD.read(&data[..there], "mvhd", "").ok()?;
-    // All ones stand for one that is not known. (ISO/IEC 14496-12 §8.2.2)
+    // All ones stand for an unknown duration. (ISO/IEC 14496-12 §8.2.2)
     if [u32::MAX.into(), u64::MAX].contains(&duration) {
         return None;
     }
@@ -188,10 +188,10 @@ pub fn duration_ms(source: &dyn Source, size: u64) -> Option<u64> {
     u64::try_from(duration_ms).ok().filter(|&duration| duration > 0)
 }
 
-/// How many atoms are looked at for one by [`duration_ms`]: each is a read of its own.
+/// Maximum number of atoms that [`duration_ms`] passes while it searches for one: each takes a read.
 const LOOKED_AT_MAX: usize = 100;
 
-/// Where the data of the first atom of this name lie.
+/// Returns the range of the data of the first atom with this name.
 fn find_atom(source: &dyn Source, within: Range<u64>, name: &[u8; 4]) -> Option<Range<u64>> {
     let mut offset = within.start;
     for _ in 0..LOOKED_AT_MAX {
@@ -213,7 +213,7 @@ fn duplicate(atom: &str, name: &str) -> String {
     format!("duplicate mp4 {atom} atom in \"{name}\"")
 }
 
-/// Sets what may be there once.
+/// Sets a value that may occur only once.
 pub(super) fn set_once<T>(place: &mut Option<T>, value: T, atom: &str, name: &str) -> Result<(), Problem> {
     match place.replace(value) {
         None => Ok(()),
@@ -222,7 +222,7 @@ pub(super) fn set_once<T>(place: &mut Option<T>, value: T, atom: &str, name: &st
 }
 
 fn read_data(source: &dyn Source, range: &Range<u64>, name: &str) -> Result<Vec<u8>, Problem> {
-    // Within a bound, and within the file.
+    // Within the bound, and within the file.
     let mut data = vec![0; (range.end - range.start) as usize];
     read_exactly(source, range.start, &mut data, name)?;
     Ok(data)
@@ -232,22 +232,22 @@ fn read_exactly(source: &dyn Source, offset: u64, into: &mut [u8], name: &str) -
     let wanted = into.len();
     match source.read(offset, into) {
         Ok(count) if count == wanted => Ok(()),
-        // Somebody has made it shorter.
+        // The file was truncated meanwhile.
         Ok(_) => wrong(format!("\"{name}\" mp4 file truncated")),
         Err(error) => Err(Problem::NotRead(error)),
     }
 }
 
-/// The beginning of an atom.
+/// Header of an atom.
 struct Header {
     name: [u8; 4],
-    /// How long it is itself, in bytes, and with the data.
+    /// Length of the header in bytes; the size includes the data.
     bytes: u64,
     size: u64,
 }
 
 impl Header {
-    /// Reads one of which no more than `room` bytes can be there; `None` is an end that is marked as such.
+    /// Reads a header; at most `room` bytes can be left. Returns `None` for an explicit end.
     fn read(bytes: &[u8], room: u64, name: &str) -> Result<Option<Header>, Problem> {
         let truncated = || wrong(format!("\"{name}\" mp4 file truncated"));
         let Some(short) = u32_at(bytes, 0) else { return truncated() };
@@ -279,7 +279,7 @@ pub(super) fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
     bytes.get(offset..offset + 8).map(|bytes| u64::from_be_bytes(bytes.try_into().expect("eight bytes")))
 }
 
-/// Calls `each` with the name and the data of every atom in `data`, as long as it returns true.
+/// Calls `each` with the name and the data of every atom in `data`, until it returns `false`.
 pub(super) fn each_atom<'m>(
     data: &'m [u8],
     name: &str,
@@ -298,15 +298,15 @@ pub(super) fn each_atom<'m>(
     Ok(true)
 }
 
-/// A head whose fields are wider in its version 1.
+/// Layout of an atom whose fields are wider in version 1.
 pub(super) struct Timed {
-    /// Where the number of ticks a second stands, if it has one.
+    /// Offset of the ticks per second, if the atom has them.
     timescale: Option<[usize; 2]>,
     duration: [usize; 2],
     bytes_min: [usize; 2],
 }
 
-/// `mvhd` (§8.2.2), of which QuickTime's form is asked for, as in nginx.
+/// `mvhd` (§8.2.2); as in nginx, QuickTime's layout is required.
 const MOVIE_HEAD: Timed = Timed { timescale: Some([12, 20]), duration: [16, 24], bytes_min: [100, 112] };
 
 impl Timed {
@@ -314,7 +314,7 @@ impl Timed {
         Timed { timescale, duration, bytes_min }
     }
 
-    /// Ticks a second, 0 if it does not say so, and the duration.
+    /// Returns the ticks per second, 0 if the atom has none, and the duration.
     pub fn read(&self, data: &[u8], atom: &str, name: &str) -> Result<(u32, u64), Problem> {
         let version = version_of(data);
         if data.len() < self.bytes_min[0] || data.len() < self.bytes_min[version] {
@@ -328,14 +328,14 @@ impl Timed {
         Ok((timescale, duration.unwrap_or(0)))
     }
 
-    /// Appends it with another duration.
+    /// Appends the atom with another duration.
     pub fn write(&self, out: &mut Vec<u8>, data: &[u8], duration: u64) {
         let start = out.len();
         out.extend_from_slice(data);
         let version = version_of(data);
         let place = start + self.duration[version];
         match version {
-            // What does not fit cannot be said.
+            // A duration that does not fit is truncated.
             0 => out[place..place + 4].copy_from_slice(&(duration as u32).to_be_bytes()),
             _ => out[place..place + 8].copy_from_slice(&duration.to_be_bytes()),
         }
@@ -409,7 +409,7 @@ impl<'m> Movie<'m> {
         let media_header =
             if media_bytes > u64::from(u32::MAX) - HEADER_BYTES { LONG_HEADER_BYTES } else { HEADER_BYTES };
         let file_type = file_type.as_deref();
-        // How long it is does not depend on the offsets in it.
+        // The length does not depend on the offsets.
         let head_bytes = self.write(file_type, 0).len() as u64 + media_header;
         let mut head = self.write(file_type, head_bytes.wrapping_sub(data.start));
         match media_header {
@@ -423,7 +423,7 @@ impl<'m> Movie<'m> {
         Ok(Part { head, data })
     }
 
-    /// `ftyp` and `moov`, whose offsets are moved by so much.
+    /// Returns `ftyp` and `moov`, with offsets moved by this distance.
     fn write(&self, file_type: Option<&[u8]>, offset: u64) -> Vec<u8> {
         let mut out = Vec::new();
         if let Some(file_type) = file_type {
@@ -439,13 +439,13 @@ impl<'m> Movie<'m> {
     }
 }
 
-/// Appends an atom with what `fill` appends.
+/// Appends an atom whose data `fill` appends.
 pub(super) fn write_atom(out: &mut Vec<u8>, name: &[u8; 4], fill: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; 4]);
     out.extend_from_slice(name);
     fill(out);
-    // Less than was read, but for a few bytes of each track.
+    // The atom is shorter than the one that was read, except for a few bytes per track.
     let length = (out.len() - start) as u32;
     out[start..start + 4].copy_from_slice(&length.to_be_bytes());
 }

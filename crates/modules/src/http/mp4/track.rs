@@ -1,4 +1,4 @@
-//! A track of a film: tables that say when its samples are shown and where they lie, cut to those that are wanted.
+//! A track of a film: tables of the times and places of its samples, cut to the wanted ones.
 //!
 //! ```text
 //!   stts  how long samples are shown      sample ──► time
@@ -14,17 +14,17 @@ use std::ops::Range;
 
 use super::movie::{Cut, Problem, Timed, each_atom, set_once, too_small, u32_at, u64_at, write_atom, wrong};
 
-/// `tkhd` (§8.3.2) counts by the film's clock, `mdhd` (§8.4.2) by the track's.
+/// `tkhd` (§8.3.2) uses the film's clock, `mdhd` (§8.4.2) the track's.
 const TRACK_HEAD: Timed = Timed::new(None, [20, 28], [84, 96]);
 const MEDIA_HEAD: Timed = Timed::new(Some([12, 20]), [16, 24], [24, 36]);
 
 /// `stsd`: a version, a count, and the beginning of an entry.
 const DESCRIPTION_BYTES_MIN: usize = 16;
 
-/// What an atom `trak` is.
+/// Result of reading a `trak` atom.
 pub enum Read<'m> {
     Track(Box<Track<'m>>),
-    /// It ends before the part begins.
+    /// The track ends before the part begins.
     Over,
 }
 
@@ -34,14 +34,14 @@ struct Table<T> {
     rows: Vec<T>,
 }
 
-/// How many samples are shown for how long, or how much later.
+/// A run of samples with the same duration or shift.
 #[derive(Clone, Copy)]
 struct Run {
     count: u32,
     value: u32,
 }
 
-/// From this chunk on, chunks have so many samples each, of this description.
+/// Number of samples and description of the chunks from this one on.
 #[derive(Clone, Copy)]
 struct Chunks {
     first: u32,
@@ -49,13 +49,13 @@ struct Chunks {
     description: u32,
 }
 
-/// How long samples are.
+/// Sizes of the samples.
 enum Sizes {
     Uniform { size: u32, count: u32 },
     Each(Vec<u32>),
 }
 
-/// See the file's head. Data of atoms is as it was read.
+/// A track. The data of atoms is as it was read.
 #[derive(Default)]
 pub struct Track<'m> {
     /// `tkhd` and its new duration.
@@ -75,26 +75,27 @@ pub struct Track<'m> {
     key_frames: Option<Table<u32>>,
     shifts: Option<Table<Run>>,
     chunks: Option<Table<Chunks>>,
-    /// The one of which only the last samples are wanted, before the others; the one of which only the first are.
+    /// Entry for the chunk of which only the last samples are wanted, before the others; and for the chunk of which
+    /// only the first are.
     chunk_before: Option<Chunks>,
     chunk_after: Option<Chunks>,
     sizes: Option<([u8; 4], Sizes)>,
     offsets: Option<Table<u64>>,
     has_long_offsets: bool,
 
-    /// What is shown before the part begins, because it needs that, by the track's clock.
+    /// Time of the samples before the start, which decoding needs, by the track's clock.
     prefix: u64,
     samples: Range<u64>,
-    /// Chunks, counted from 0, and how many samples of the first one precede the part.
+    /// First chunk, counted from 0, and the number of its samples before the part.
     first_chunk: u64,
     skipped_samples: u64,
-    /// The chunk behind the last one, and how many samples of the last one belong to the part.
+    /// Chunk behind the last one, and the number of samples of the last one that belong to the part.
     end_chunk: u64,
     last_samples: u64,
 }
 
 impl<'m> Track<'m> {
-    /// Reads the data of an atom `trak`, whose film has so many ticks a second.
+    /// Reads the data of a `trak` atom, whose film has this many ticks a second.
     pub fn read(data: &'m [u8], timescale: u32, cut: &Cut, name: &str) -> Result<Read<'m>, Problem> {
         let mut track = Box::<Track>::default();
         let goes_on = each_atom(data, name, |atom, data| match atom {
@@ -187,7 +188,7 @@ impl<'m> Track<'m> {
         Ok(())
     }
 
-    /// Whether it has what cannot be missing.
+    /// Checks that all required atoms are there.
     fn check(&self, name: &str) -> Result<(), Problem> {
         if self.times.is_none() {
             return wrong(format!("no mp4 stts atoms were found in \"{name}\""));
@@ -210,7 +211,7 @@ fn number(row: &[u8], offset: usize) -> u32 {
     u32_at(row, offset).expect("a whole row")
 }
 
-/// The rows of a table whose number stands at `count_at`; they follow it.
+/// Reads a table whose number of rows is at `count_at`, followed by the rows.
 fn table<T>(
     data: &[u8],
     count_at: usize,
@@ -245,8 +246,8 @@ fn sizes(data: &[u8], name: &str) -> Result<([u8; 4], Sizes), Problem> {
 
 /// Cutting.
 impl Track<'_> {
-    /// Leaves what is wanted, and says where that lies in a file of `size` bytes whose media end at `media_end`; `None`
-    /// if that is nothing.
+    /// Cuts the track to the wanted part. Returns the part's range in a file of `size` bytes whose media data ends at
+    /// `media_end`, or `None` if the part is empty.
     pub fn cut(&mut self, cut: &Cut, media_end: u64, size: u64, name: &str) -> Result<Option<Range<u64>>, Problem> {
         self.cut_times(cut, name)?;
         self.cut_key_frames(cut);
@@ -271,11 +272,11 @@ impl Track<'_> {
         if let Some(key_frames) = self.key_frames.as_ref().filter(|_| cut.begins_with_key_frame) {
             let mut missing = samples_to_key_frame(&key_frames.rows, start, name)?;
             start -= missing;
-            // Back to the run that has it.
+            // Back to the run with the key frame.
             while within < missing {
                 self.prefix = self.prefix.saturating_add(within.saturating_mul(rows[place].value.into()));
                 missing -= within;
-                // No more is missing than precedes.
+                // The key frame is never before the first run.
                 place -= 1;
                 within = rows[place].count.into();
             }
@@ -305,7 +306,7 @@ impl Track<'_> {
 
     fn cut_key_frames(&mut self, cut: &Cut) {
         let Some(Table { rows, .. }) = &mut self.key_frames else { return };
-        // They are counted from 1.
+        // Key frames are counted from 1.
         let place_of = |rows: &[u32], sample: u64| rows.iter().position(|&row| u64::from(row) > sample);
         let first = place_of(rows, self.samples.start).unwrap_or(rows.len());
         rows.drain(..first);
@@ -371,7 +372,7 @@ impl Track<'_> {
         let Table { rows, .. } = self.chunks.as_mut().expect("checked");
         let first = rows[found.place].first;
         if wanted == found.samples_before {
-            // The part ends where the row begins; nginx forgets the first chunk then.
+            // The part ends where the row begins; nginx loses the first chunk in this case.
             rows.truncate(found.place);
             self.last_samples = if found.place == 0 { last_of_before } else { found.samples_of_previous };
         } else {
@@ -435,8 +436,8 @@ impl Track<'_> {
         unreachable!("the last row returns, and there is one")
     }
 
-    /// Says how long the samples of the first chunk are that precede the part, and those of the last one that belong to
-    /// it.
+    /// Returns the length of the samples of the first chunk before the part, and the length of those of the last chunk
+    /// in it.
     fn cut_sizes(&mut self, cut: &Cut, size: u64, name: &str) -> Result<(u64, u64), Problem> {
         let Some((_, sizes)) = &mut self.sizes else { return Ok((0, 0)) };
         let count = match sizes {
@@ -452,7 +453,7 @@ impl Track<'_> {
         } else if end > count {
             return wrong(format!("end time is out mp4 stsz samples in \"{name}\""));
         }
-        // Within the samples that there are.
+        // Within the existing samples.
         let bytes = |samples: Range<u64>| match &*sizes {
             Sizes::Uniform { size, .. } => (samples.end - samples.start).saturating_mul((*size).into()),
             Sizes::Each(each) => {
@@ -502,7 +503,7 @@ impl Track<'_> {
             }
             rows.truncate(self.end_chunk as usize);
         }
-        // It may be behind the end by now.
+        // The first chunk may lie behind the end by now.
         rows.drain(..(self.first_chunk as usize).min(rows.len()));
         let Some(first) = rows.first_mut() else { return Ok(None) };
         *first = add(*first, skipped_bytes)?;
@@ -515,21 +516,22 @@ impl Track<'_> {
     }
 }
 
-/// Where a sample lies.
+/// Position of a sample.
 struct FoundChunk {
-    /// The row of its chunk.
+    /// Row of its chunk.
     place: usize,
-    /// Its chunk, from 0, and how many samples of that precede it.
+    /// Its chunk, from 0, and the number of samples before it in the chunk.
     chunk: u64,
     samples: u64,
-    /// The chunk behind those of the row.
+    /// First chunk of the next row.
     next: u64,
-    /// How many samples precede the row, and how many each chunk of the row before has.
+    /// Number of samples before the row, and number of samples in each chunk of the previous row.
     samples_before: u64,
     samples_of_previous: u64,
 }
 
-/// The run that has a time, how many of its samples precede that, and how many samples precede the run.
+/// Returns the run that contains a time, the number of its samples before that time, and the number of samples before
+/// the run.
 fn find_time(rows: &[Run], time: u64) -> Option<(usize, u64, u64)> {
     let (mut rest, mut before) = (time, 0);
     for (place, row) in rows.iter().enumerate() {
@@ -543,7 +545,7 @@ fn find_time(rows: &[Run], time: u64) -> Option<(usize, u64, u64)> {
     None
 }
 
-/// The run that has a sample, counted from 0, and how many of its samples precede that.
+/// Returns the run that contains a sample, counted from 0, and the number of its samples before that one.
 fn find_sample(rows: &[Run], sample: u64) -> Option<(usize, u64)> {
     let mut rest = sample;
     for (place, row) in rows.iter().enumerate() {
@@ -555,7 +557,7 @@ fn find_sample(rows: &[Run], sample: u64) -> Option<(usize, u64)> {
     None
 }
 
-/// How far it is back to a key frame; those are counted from 1.
+/// Returns the distance back to a key frame; key frames are counted from 1.
 fn samples_to_key_frame(key_frames: &[u32], sample: u64, name: &str) -> Result<u64, Problem> {
     let mut distance = 0;
     for &key_frame in key_frames {
@@ -572,7 +574,7 @@ fn samples_to_key_frame(key_frames: &[u32], sample: u64, name: &str) -> Result<u
 
 /// Writing.
 impl Track<'_> {
-    /// Appends the atom `trak`, with offsets that are moved by so much.
+    /// Appends the `trak` atom, with offsets moved by this distance.
     pub fn write(&self, out: &mut Vec<u8>, offset: u64) {
         write_atom(out, b"trak", |out| {
             if let Some((data, duration)) = self.head {
@@ -597,14 +599,14 @@ impl Track<'_> {
         });
     }
 
-    /// Players skip the prefix (§8.6.6).
+    /// Appends an edit list, by which players skip the prefix (§8.6.6).
     fn write_edits(&self, out: &mut Vec<u8>) {
         let duration = self.head.map_or(0, |(_, duration)| duration);
         out.extend_from_slice(&[1, 0, 0, 0]);
         out.extend_from_slice(&1_u32.to_be_bytes());
         out.extend_from_slice(&duration.to_be_bytes());
         out.extend_from_slice(&self.prefix.to_be_bytes());
-        // As fast as ever: 1.0.
+        // Normal speed: 1.0.
         out.extend_from_slice(&[0, 1, 0, 0]);
     }
 
