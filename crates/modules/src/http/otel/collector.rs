@@ -1,6 +1,6 @@
-//! Asks the collector: one message, over the connection of the last one if that is still good.
+//! Client of the collector: sends one message, over the previous connection if that can be reused.
 //!
-//! Over gRPC the connection speaks HTTP/2, over HTTP it speaks HTTP/1.1
+//! OTLP over gRPC uses HTTP/2, OTLP over HTTP uses HTTP/1.1
 //! (<https://opentelemetry.io/docs/specs/otlp/>). An answer is bounded in size and time, and garbage is a failure.
 
 use std::net::SocketAddr;
@@ -21,16 +21,16 @@ use super::messages::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use crate::http::checking::{Asking, Kept, Way};
 use crate::http::lookup;
 
-/// The method of gRPC.
+/// Path of the gRPC method.
 const GRPC_PATH: &[u8] = b"/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
-/// What stands before a message of gRPC: whether it is compressed, and its length.
+/// Length of a gRPC message's prefix: a compression flag, and the length.
 const GRPC_PREFIX_BYTES: usize = 5;
 
-/// How long connecting may take, and the handshake again.
+/// Timeout of connecting, and of the TLS handshake.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// How long the collector may take, in seconds: the default of OpenTelemetry's exporters.
+/// Timeout of the response, in seconds: the default of OpenTelemetry's exporters.
 const ANSWER_SECONDS_MAX: u64 = 10;
 const PATIENCE: Patience = Patience {
     send: Duration::from_secs(ANSWER_SECONDS_MAX),
@@ -38,54 +38,54 @@ const PATIENCE: Patience = Patience {
     whole: Duration::from_secs(ANSWER_SECONDS_MAX),
 };
 
-/// A connection is used for so long, as `keepalive_time` has it.
+/// Maximum age of a connection, as with `keepalive_time`.
 const CONNECTION_TIME_MAX: Duration = Duration::from_secs(3600);
 
-/// Longest head and longest body of an answer: it has little to say.
+/// Maximum length of a response's head and of its body, which are short.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 const BODY_BYTES_MAX: usize = 16 * 1024;
 
-/// How many addresses of a name are tried.
+/// Maximum number of a host's addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// How much of a collector's own words is shown, in bytes.
+/// Maximum length of a collector's text in the log, in bytes.
 const TOLD_BYTES_MAX: usize = 200;
 
 const USER_AGENT: &str = concat!("Gale/", env!("CARGO_PKG_VERSION"));
 
-/// What a collector has made of a message.
+/// Result of a message.
 pub(super) struct Taken {
-    /// How many spans it does not want.
+    /// Number of spans that the collector rejected.
     pub rejected: u64,
-    /// Why.
+    /// The collector's reason.
     pub message: String,
 }
 
-/// See the file's head.
+/// A collector with its connection.
 #[derive(Default)]
 pub(super) struct Collector {
     kept: Option<Kept>,
-    /// Where it was found, as long as it answers.
+    /// Addresses of the collector; kept as long as it responds.
     addresses: Vec<SocketAddress>,
-    /// Whose collector it is: other settings have another one.
+    /// Settings of this collector; with other settings a new one is made.
     settings: Weak<Exporter>,
 }
 
 impl Collector {
-    /// The collector of these settings.
+    /// Creates the collector of these settings.
     pub fn of(settings: &Arc<Exporter>) -> Collector {
         Collector { settings: Arc::downgrade(settings), ..Collector::default() }
     }
 
-    /// Whether it is that of these settings.
+    /// Returns `true` if it belongs to these settings.
     pub fn is_of(&self, settings: &Arc<Exporter>) -> bool {
         std::ptr::eq(self.settings.as_ptr(), Arc::as_ptr(settings))
     }
 
-    /// Sends a message, as the settings say that it is of.
+    /// Sends a message with the protocol and fields of the settings.
     ///
     /// # Errors
-    /// Why the collector has not taken it.
+    /// The reason why the collector has not accepted the message.
     pub async fn send<S: Service>(
         &mut self,
         context: &Context<S>,
@@ -182,7 +182,7 @@ fn asking(settings: &Exporter, message: &ExportTraceServiceRequest) -> Result<As
     Ok(Asking::Http1(ClientRequest { method, bytes, head_max: HEAD_BYTES_MAX, body_max: BODY_BYTES_MAX }))
 }
 
-/// The fields that the configuration has, and who asks, unless it says that.
+/// Adds the configured header fields, and a `User-Agent` unless one is configured.
 fn push_headers(
     settings: &Exporter,
     mut push: impl FnMut(&[u8], &[u8]) -> Result<(), Unwritable>,
@@ -206,14 +206,14 @@ fn append(text: &mut Vec<u8>, message: &ExportTraceServiceRequest) {
     message.encode(text).expect("a vector grows");
 }
 
-/// Whether the collector has taken a message, by its answer.
+/// Returns the result in the collector's response.
 fn judge(settings: &Exporter, answer: &Answer) -> Result<Taken, String> {
     let status = answer.head.status;
     let response = if settings.endpoint.path.is_some() {
         if !(200..=299).contains(&status) {
             return Err(format!("unexpected status {status}"));
         }
-        // It has the spans, whatever else it has to say.
+        // The collector has accepted the message, even if the rest of its response is invalid.
         ExportTraceServiceResponse::decode(&*answer.body).unwrap_or_default()
     } else {
         if status != 200 {
@@ -228,7 +228,7 @@ fn judge(settings: &Exporter, answer: &Answer) -> Result<Taken, String> {
 }
 
 fn grpc_status(answer: &Answer) -> Result<(), String> {
-    // An answer without a body has it in its head.
+    // A response without a body has the status in its head.
     let trailers = answer.trailers.iter().map(|(name, value)| (&name[..], &value[..]));
     let fields = answer.head.fields.iter().map(|field| (&field.name[..], &field.value[..]));
     let all: Vec<(&[u8], &[u8])> = trailers.chain(fields).collect();
@@ -249,7 +249,7 @@ fn grpc_response(body: &[u8]) -> Option<ExportTraceServiceResponse> {
     ExportTraceServiceResponse::decode(message).ok().filter(|_| is_whole)
 }
 
-/// A collector's own words, for the log.
+/// Returns a collector's text for the log.
 fn shown(text: &[u8]) -> String {
     text[..text.len().min(TOLD_BYTES_MAX)].escape_ascii().to_string()
 }

@@ -1,8 +1,7 @@
-//! A request's place in a trace: what its client says of it, and what servers that it is passed to are told.
-//! (W3C Trace Context: <https://www.w3.org/TR/trace-context/>)
+//! Trace context of a request: from the client, and to the servers that the request is passed to. (W3C Trace Context:
+//! <https://www.w3.org/TR/trace-context/>)
 //!
-//! A client is believed in what has the standard's form; anything else counts as not sent. Where there are several
-//! `traceparent`s, none counts.
+//! Fields that do not have the standard's form are ignored, and so are repeated `traceparent` fields.
 
 use std::cell::OnceCell;
 use std::io;
@@ -15,44 +14,45 @@ use crate::shared::append::append_hex;
 const TRACEPARENT: &[u8] = b"traceparent";
 const TRACESTATE: &[u8] = b"tracestate";
 
-/// `00-` trace `-` span `-` flags
+/// `00-` trace `-` span `-` flags.
 const TRACEPARENT_BYTES: usize = 55;
 
-/// The flag that says that the sender has recorded it (section 3.2.2.5.1).
+/// Flag of a sender that records the trace (section 3.2.2.5.1).
 const SAMPLED: u8 = 1;
 
-/// Members of a `tracestate` (section 3.3.1.1), and the length of a key and of a value.
+/// Maximum number of members of a `tracestate` (section 3.3.1.1), and maximum lengths of a key and of a value.
 const MEMBERS_MAX: usize = 32;
 const MEMBER_PART_MAX: usize = 256;
 
 pub(super) type TraceId = [u8; 16];
 pub(super) type SpanId = [u8; 8];
 
-/// The span of whoever has sent a request.
+/// Span of a request's sender.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Parent {
     trace_id: TraceId,
     pub span_id: SpanId,
     pub is_sampled: bool,
-    /// What other vendors have to say; may be empty.
+    /// State of other vendors; may be empty.
     pub state: Vec<u8>,
 }
 
-/// The span of a request.
+/// Span of a request.
 pub(super) struct TraceContext {
     pub trace_id: TraceId,
     pub span_id: SpanId,
     pub parent: Option<Parent>,
 }
 
-/// What a request and its subrequests have in common.
+/// State that a request and its subrequests share.
 #[derive(Default)]
 pub(super) struct Note {
     context: OnceCell<TraceContext>,
 }
 
 impl Note {
-    /// The request's place in a trace, which is found once: `extracts` says whether its client has a say in it.
+    /// Returns the request's trace context, created at the first call; `extracts` returns whether the client's fields
+    /// are used.
     pub fn context(&self, request: &Request, extracts: impl FnOnce() -> bool) -> &TraceContext {
         self.context.get_or_init(|| TraceContext::begin(request, extracts()))
     }
@@ -68,10 +68,10 @@ impl TraceContext {
         TraceContext { trace_id, span_id: span.to_be_bytes(), parent }
     }
 
-    /// Has the servers that the request is passed to know it.
+    /// Adds the context to the request that servers get.
     ///
     /// # Errors
-    /// There is no memory within the worker's bound.
+    /// The worker's memory bound is reached.
     pub fn inject(&self, request: &mut Request, is_sampled: bool) -> io::Result<()> {
         request.set_field(TRACEPARENT, &self.traceparent(is_sampled))?;
         request.set_field(TRACESTATE, self.parent.as_ref().map_or(b"", |parent| &parent.state))
@@ -96,14 +96,14 @@ impl Parent {
         let mut parents = values(TRACEPARENT);
         let (Some(parent), None) = (parents.next(), parents.next()) else { return None };
         let (trace_id, span_id, is_sampled) = parse_traceparent(parent)?;
-        // Several fields are one list (section 3.3.1.1).
+        // Several fields make one list (section 3.3.1.1).
         let state: Vec<u8> = values(TRACESTATE).collect::<Vec<_>>().join(&b","[..]);
         let state = if is_tracestate(&state) { state } else { Vec::new() };
         Some(Parent { trace_id, span_id, is_sampled, state })
     }
 }
 
-/// The parts of a `traceparent` (section 3.2): of a later version what the first one has in it.
+/// Parses a `traceparent` (section 3.2); of a later version, the fields of the first one.
 fn parse_traceparent(text: &[u8]) -> Option<(TraceId, SpanId, bool)> {
     let (head, rest) = text.split_at_checked(TRACEPARENT_BYTES)?;
     let [version] = hex(&head[..2])?;
@@ -120,7 +120,7 @@ fn parse_traceparent(text: &[u8]) -> Option<(TraceId, SpanId, bool)> {
     is_there.then_some((trace_id, span_id, flags & SAMPLED != 0))
 }
 
-/// Digits in lower case: others do not count (section 3.2.2).
+/// Parses lower-case hexadecimal digits; upper case is invalid (section 3.2.2).
 fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -134,7 +134,7 @@ fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// Whether a list of members has the standard's form (section 3.3.1.3).
+/// Returns `true` if a list of members has the standard's form (section 3.3.1.3).
 fn is_tracestate(text: &[u8]) -> bool {
     let members = text.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|member| !member.is_empty());
     let mut count = 0;
@@ -157,8 +157,8 @@ fn is_member(member: &[u8]) -> bool {
         && key.len().max(value.len()) <= MEMBER_PART_MAX
 }
 
-/// Makes ids on one event loop: none is zero, and others' tell nothing of them. (SplitMix64 with a step of its own: no
-/// two loops go through the same numbers.)
+/// Generator of ids for one event loop. No id is zero, and ids do not reveal each other. (SplitMix64 with a step of its
+/// own: no two loops go through the same numbers.)
 struct Ids {
     state: u64,
     step: u64,

@@ -1,18 +1,18 @@
-//! Spans in the form of protocol buffers, written straight into their bytes: a message with a structure and a text for
-//! each attribute costs four times as many instructions.
-//! (`Span` of opentelemetry-proto 1, `trace.proto`; <https://protobuf.dev/programming-guides/encoding/>)
+//! Encoder of spans in protocol buffers, written directly as bytes: building a structure with a string for each
+//! attribute costs four times as many instructions. (`Span` of opentelemetry-proto 1, `trace.proto`;
+//! <https://protobuf.dev/programming-guides/encoding/>)
 //!
 //! ```text
 //!   tag and form │ length │ bytes        a text, or a message within this one
 //!   tag and form │ number                in pieces of seven bits, the lowest first
 //! ```
 //!
-//! Fields are written in the order of their tags. What is empty or zero is left out where the definitions say that this
-//! means the same.
+//! Fields are written in the order of their tags. An empty or zero value is left out if the definition makes that
+//! equivalent.
 
 use std::borrow::Cow;
 
-/// The forms of values.
+/// Wire types.
 const VARINT: u8 = 0;
 const FIXED64: u8 = 1;
 const BYTES: u8 = 2;
@@ -29,7 +29,7 @@ const END_TIME: u8 = 8;
 const ATTRIBUTES: u8 = 9;
 const STATUS: u8 = 15;
 
-// Tags of `KeyValue`, of `AnyValue`, of `ArrayValue` and of `Status`.
+// Tags of `KeyValue`, `AnyValue`, `ArrayValue` and `Status`.
 const KEY: u8 = 1;
 const VALUE: u8 = 2;
 const STRING: u8 = 1;
@@ -38,18 +38,18 @@ const ARRAY: u8 = 5;
 const VALUES: u8 = 1;
 const CODE: u8 = 3;
 
-/// `Span.SPAN_KIND_SERVER`
+/// `Span.SPAN_KIND_SERVER`.
 const KIND_SERVER: u64 = 2;
-/// `Status.STATUS_CODE_ERROR`
+/// `Status.STATUS_CODE_ERROR`.
 const CODE_ERROR: u64 = 2;
 
-/// Most spans have room in it.
+/// Initial capacity, enough for most spans.
 const SPAN_BYTES_USUAL: usize = 512;
 
-/// A span, as far as it is written.
+/// A span that is being encoded.
 pub(super) struct SpanEncoder(Vec<u8>);
 
-/// What stands before the attributes.
+/// Fields before the attributes.
 pub(super) struct Begin<'s> {
     pub trace_id: &'s [u8],
     pub span_id: &'s [u8],
@@ -75,23 +75,23 @@ impl SpanEncoder {
         encoder
     }
 
-    /// An attribute with a text. Strings of protocol buffers are UTF-8, and a collector may refuse all that comes with
-    /// one that is not: what a client has sent otherwise becomes U+FFFD.
+    /// Adds an attribute with a text. Strings in protocol buffers are UTF-8, and a collector may refuse a whole message
+    /// for an invalid one, so invalid bytes of a client become U+FFFD.
     pub fn text(&mut self, key: &str, text: &[u8]) {
         let text = utf8(text);
         self.attribute(key, field_length(text.len()));
         self.bytes(STRING, text.as_bytes());
     }
 
-    /// An attribute with a number.
+    /// Adds an attribute with a number.
     pub fn number_attribute(&mut self, key: &str, number: u64) {
-        // It has a sign there.
+        // The number is signed in `AnyValue`.
         let number = number.min(i64::MAX as u64);
         self.attribute(key, 1 + varint_length(number));
         self.number(INT, number);
     }
 
-    /// An attribute with a list of one text.
+    /// Adds an attribute with a list of one text.
     pub fn list(&mut self, key: &str, text: &[u8]) {
         let text = utf8(text);
         let value = field_length(text.len());
@@ -102,7 +102,7 @@ impl SpanEncoder {
         self.bytes(STRING, text.as_bytes());
     }
 
-    /// The whole. `is_error`: the server is at fault.
+    /// Returns the complete span. `is_error`: the server is at fault.
     pub fn end(mut self, is_error: bool) -> Vec<u8> {
         if is_error {
             self.length(STATUS, 1 + varint_length(CODE_ERROR));
@@ -111,7 +111,7 @@ impl SpanEncoder {
         self.0
     }
 
-    /// What stands before an attribute's value, which has this length.
+    /// Writes everything before an attribute's value, which has this length.
     fn attribute(&mut self, key: &str, value: usize) {
         self.length(ATTRIBUTES, field_length(key.len()) + field_length(value));
         self.bytes(KEY, key.as_bytes());
@@ -155,12 +155,12 @@ impl SpanEncoder {
     }
 }
 
-/// A text as strings of protocol buffers have it.
+/// Converts a text to a string in protocol buffers.
 fn utf8(text: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(text)
 }
 
-/// A field that holds so many bytes, with its tag and its length.
+/// Returns the length of a field with this many bytes, including its tag and length.
 fn field_length(bytes: usize) -> usize {
     1 + varint_length(bytes as u64) + bytes
 }
@@ -173,7 +173,7 @@ fn varint_length(number: u64) -> usize {
 mod tests {
     use super::*;
 
-    /// A message of this tag, or a text.
+    /// Returns a field with this tag: a message, or a text.
     fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
         let length = u8::try_from(bytes.len()).expect("short");
         assert!(length < 0x80);
@@ -216,7 +216,7 @@ mod tests {
                 assert_eq!(of(number), varint_length(number), "{number}");
             }
         }
-        // Texts so long that the lengths around them need a byte more, one after the other.
+        // Lengths around which the enclosing lengths need another byte, one after the other.
         for length in (100..140).chain(16_300..16_400) {
             let mut encoder = SpanEncoder(Vec::new());
             encoder.list("k", &vec![b'x'; length]);

@@ -1,4 +1,4 @@
-//! `otel_exporter { … }`: the collector that gets traces, and the service that sends them, one for each event loop.
+//! `otel_exporter { … }`: the collector of traces, and the service that sends them, one for each event loop.
 //!   endpoint ADDRESS;                 [http[s]://]HOST[:PORT] or unix:PATH speak gRPC; with a path, OTLP over HTTP
 //!   interval TIME;                    5s
 //!   batch_size N;                     512
@@ -7,8 +7,8 @@
 //!   trusted_certificate FILE;
 //! (<https://nginx.org/en/docs/ngx_otel_module.html#otel_exporter>)
 //!
-//! A batch is sent when it is full, or at the interval. One is under way at a time, for ten seconds at most; none is
-//! sent a second time, but where the collector had closed the connection. What fails is told once an interval.
+//! A batch is sent when it is full, or at the interval. At most one is in flight, for at most ten seconds; a batch is
+//! sent a second time only if the collector had closed the connection. Failures are logged once per interval.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -41,23 +41,23 @@ use super::messages::{
 use super::queue::{EXPORTED, Limits, Queue, SPANS};
 use crate::shared::check_row;
 
-/// The port of gRPC where none is named: that of OTLP, and over TLS that of HTTPS, as gRPC has it.
+/// Default port of OTLP over gRPC; over TLS gRPC's default is that of HTTPS.
 const PORT_DEFAULT: u16 = 4317;
 
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(5);
 const BATCH_SIZE_DEFAULT: u64 = 512;
 const BATCH_COUNT_DEFAULT: u64 = 4;
 
-/// How many certificates may stand between a collector's and its authority's.
+/// Maximum number of certificates between the collector's and a trusted one.
 const VERIFY_DEPTH: u64 = 10;
 
-/// How long a service that is to end goes on for requests that are under way, and for what waits. It has five seconds.
+/// Time that a stopping service spends on requests in flight and waiting spans; it is given five seconds.
 const END_TIME_MAX: Duration = Duration::from_secs(4);
 
-/// How often it looks then whether there are any.
+/// Interval at which a stopping service checks for them.
 const END_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The settings, complete.
+/// The complete settings.
 pub(super) struct Exporter {
     pub endpoint: Endpoint,
     pub limits: Limits,
@@ -66,19 +66,19 @@ pub(super) struct Exporter {
     resource: Resource,
 }
 
-/// Where the collector is.
+/// Address of the collector.
 #[derive(Clone)]
 pub(super) struct Endpoint {
     pub address: ServerAddress,
-    /// With its port: `Host`, `:authority`.
+    /// Host and port: `Host`, `:authority`.
     pub authority: String,
-    /// The path of OTLP over HTTP; without one gRPC is spoken.
+    /// Path of OTLP over HTTP; `None` for gRPC.
     pub path: Option<String>,
-    /// What is asked of the collector, when its files have been read.
+    /// TLS settings, once their files have been read.
     pub tls: Option<Arc<OnceLock<Arc<TlsClient>>>>,
 }
 
-/// The block while it is read.
+/// The block while it is parsed.
 #[derive(Default)]
 pub(super) struct Draft {
     endpoint: Setting<Word>,
@@ -91,7 +91,7 @@ pub(super) struct Draft {
     parsed: Option<Endpoint>,
 }
 
-/// `otel_exporter { … }`
+/// Parses `otel_exporter { … }`.
 pub(super) fn exporter_block(builder: &mut Builder, statement: &Statement) -> Result<Draft, Diagnostic> {
     let mut draft = Draft { span: Some(statement.span), ..Draft::default() };
     for row in statement.body() {
@@ -149,8 +149,8 @@ impl Draft {
         }
     }
 
-    /// The settings, when all of the http block is read, and the service that has them. `service_name` is what
-    /// `otel_service_name` says, and whether it was written.
+    /// Completes the settings at the end of the http block, and adds the service that uses them. `service_name` is the
+    /// value of `otel_service_name`, and whether it was configured.
     pub fn complete(
         mut self,
         attributes: &[(BString, BString)],
@@ -174,7 +174,7 @@ impl Draft {
                 batch_count: number(&mut self.batch_count, BATCH_COUNT_DEFAULT),
             },
             headers: self.headers,
-            // Zero would be an exporter that does nothing else.
+            // With zero the exporter would run all the time.
             interval: self.interval.take().unwrap_or(INTERVAL_DEFAULT).max(Duration::from_millis(1)),
             resource: Resource { attributes },
         });
@@ -202,7 +202,7 @@ fn positive_size(row: &Statement) -> Option<u64> {
     values::size(row).ok().filter(|&size| size > 0)
 }
 
-/// A name that gRPC takes and that does not say how the message is framed.
+/// Returns `true` for a name that gRPC allows and that does not affect the framing.
 fn is_header_name(name: &str) -> bool {
     let is_framing = matches!(
         KnownHeader::from_name(name.as_bytes()),
@@ -220,7 +220,7 @@ fn is_header_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(is_part) && !is_framing && !name.starts_with("grpc-")
 }
 
-/// What is asked of the collector's server: its certificate is always looked at, as by gRPC.
+/// Returns the TLS settings; as with gRPC, the collector's certificate is always verified.
 fn tls_settings(offers_http2: bool, trusted_certificate: Option<Word>) -> TlsClientSettings {
     TlsClientSettings {
         versions: Setting::of(Versions { tls12: true, tls13: true }),
@@ -237,7 +237,7 @@ fn tls_settings(offers_http2: bool, trusted_certificate: Option<Word>) -> TlsCli
 }
 
 impl Endpoint {
-    /// Reads one. The error is what is wrong with it; nothing where it is empty.
+    /// Parses an endpoint. The error describes the fault; it is empty for an empty text.
     fn parse(text: &[u8]) -> Result<Endpoint, &'static str> {
         if !text.iter().all(u8::is_ascii_graphic) {
             return Err("invalid endpoint");
@@ -268,7 +268,7 @@ impl Endpoint {
         Ok(Endpoint { address, authority, path, tls: is_tls.then(Arc::default) })
     }
 
-    /// The name that a certificate has to be for.
+    /// Returns the name that the certificate must match.
     pub fn name(&self) -> String {
         match &self.address {
             ServerAddress::Inet(address) => address.ip().to_string(),
@@ -284,7 +284,7 @@ fn strip_scheme<'t>(text: &'t [u8], scheme: &[u8]) -> Option<&'t [u8]> {
 }
 
 impl Exporter {
-    /// The message that these spans are sent in.
+    /// Returns the message with these spans.
     fn message(&self, spans: Vec<Vec<u8>>) -> ExportTraceServiceRequest {
         let scope = InstrumentationScope { name: "gale".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
         let scope_spans = vec![ScopeSpans { scope: Some(scope), spans }];
@@ -293,7 +293,7 @@ impl Exporter {
     }
 }
 
-/// The service.
+/// The service that runs the exporter.
 struct ExportService(Arc<Exporter>);
 
 impl Service for ExportService {
@@ -308,13 +308,13 @@ impl Service for ExportService {
         export.end();
     }
 
-    /// A connection and what waits go on.
+    /// Always continues, with the connection and the waiting spans.
     fn continues(&self, _earlier: &ExportService) -> bool {
         true
     }
 }
 
-/// Ready as soon as one of them is.
+/// Completes when one of the futures does.
 async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
     let (mut one, mut other) = (pin!(one), pin!(other));
     poll_fn(|context| match one.as_mut().poll(context) {
@@ -324,16 +324,16 @@ async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) 
     .await;
 }
 
-/// Sends the spans of one event loop.
+/// Exporter of one event loop.
 struct Export {
     context: Context<ExportService>,
     queue: Rc<Queue>,
-    /// Spans of the batch that is under way.
+    /// Number of spans in the batch in flight.
     under_way: Cell<usize>,
     told: Told,
 }
 
-/// What was written to the log, so that it is once an interval at most.
+/// Times of log messages, which are limited to one per interval.
 #[derive(Default)]
 struct Told {
     failed_at: Cell<Option<Moment>>,
@@ -344,7 +344,7 @@ struct Told {
 impl Export {
     fn new(context: Context<ExportService>) -> Export {
         let queue = Queue::of(context.worker());
-        // After a panic nobody else has said so.
+        // After a panic the batch in flight is still marked as taken.
         queue.sent();
         Export { context, queue, under_way: Default::default(), told: Told::default() }
     }
@@ -355,7 +355,7 @@ impl Export {
         loop {
             let is_last = self.context.is_stopping() && !has_requests();
             let is_due = is_last || self.wait(due).await;
-            // A batch that is not full goes once; what comes while it is under way waits again.
+            // At the interval one incomplete batch is sent; spans that arrive meanwhile wait for the next.
             let mut takes_any = is_due;
             while self.queue.has_full(self.settings().limits) || std::mem::take(&mut takes_any) {
                 self.send_batch(&mut collector).await;
@@ -369,11 +369,11 @@ impl Export {
         }
     }
 
-    /// Sends the batch that has waited longest, if there is one.
+    /// Sends the oldest batch, if there is one.
     async fn send_batch(&self, collector: &mut Collector) {
         let settings = self.settings();
         if !collector.is_of(&settings) {
-            // Whoever has changed them wants to see what comes of it.
+            // New settings: the next failure is logged at once, so that the effect of the change can be seen.
             *collector = Collector::of(&settings);
             self.told.failed_at.set(None);
         }
@@ -389,11 +389,12 @@ impl Export {
         Arc::clone(&self.context.settings().0)
     }
 
-    /// Waits for a full batch, for other settings, or until it is time; false if only a full batch is to be sent.
+    /// Waits for a full batch, for new settings, or for the end of the interval. Returns `false` if only a full batch
+    /// is to be sent.
     async fn wait(&self, due: Moment) -> bool {
         let limits = self.settings().limits;
         if self.context.is_stopping() {
-            // Soon there is nobody to send them any more.
+            // The service stops soon, so incomplete batches are sent, too.
             let _ = timeout(END_INTERVAL, self.queue.filled(limits)).await;
             return true;
         }
@@ -402,7 +403,7 @@ impl Export {
         !self.queue.has_full(limits)
     }
 
-    /// What has become of the batch that was under way.
+    /// Counts and logs the result of the batch in flight.
     fn note(&self, settings: &Exporter, sent: Result<Taken, String>) {
         self.queue.sent();
         let count = self.under_way.take();
@@ -430,7 +431,7 @@ impl Export {
         }
     }
 
-    /// What is not sent by now never will be.
+    /// Drops and counts everything that was not sent.
     fn end(&self) {
         self.queue.sent();
         self.queue.count_dropped(self.under_way.take());
@@ -443,7 +444,7 @@ impl Export {
     }
 }
 
-/// Whether so much time has passed; then it begins anew.
+/// Returns `true`, and restarts the interval, if it is over.
 fn is_time(last: &Cell<Option<Moment>>, interval: Duration) -> bool {
     let now = now();
     let is_time = last.get().is_none_or(|last| now.since(last) >= interval);
@@ -453,7 +454,7 @@ fn is_time(last: &Cell<Option<Moment>>, interval: Duration) -> bool {
     is_time
 }
 
-/// Whether requests are under way on this event loop: their spans are still to come.
+/// Returns `true` if requests are in flight on this event loop: their spans are still to come.
 fn has_requests() -> bool {
     let own = gale_runtime::worker();
     totals_by_worker().iter().any(|(worker, totals)| *worker == own && totals.reading + totals.writing > 0)

@@ -1,17 +1,17 @@
-//! The messages of OTLP that a server needs, in the form of protocol buffers: opentelemetry-proto 1, `trace.proto`,
-//! `common.proto`, `resource.proto` and `trace_service.proto`. Fields that are never sent are not there.
+//! Messages of OTLP that the exporter needs, in protocol buffers: opentelemetry-proto 1, `trace.proto`, `common.proto`,
+//! `resource.proto` and `trace_service.proto`. Unused fields are left out.
 //! <https://github.com/open-telemetry/opentelemetry-proto/tree/main/opentelemetry/proto>
 
 use prost::{Message, Oneof};
 
-/// What a collector is asked to take.
+/// Request to a collector.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ExportTraceServiceRequest {
     #[prost(message, repeated, tag = "1")]
     pub resource_spans: Vec<ResourceSpans>,
 }
 
-/// What it says of that.
+/// The collector's response.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ExportTraceServiceResponse {
     #[prost(message, optional, tag = "1")]
@@ -44,7 +44,7 @@ pub(super) struct Resource {
 pub(super) struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
     pub scope: Option<InstrumentationScope>,
-    /// Each is an encoded span (`encoder.rs`): a message within a message has the form of bytes.
+    /// Encoded spans (`encoder.rs`): a nested message has the same encoding as bytes.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub spans: Vec<Vec<u8>>,
 }
@@ -78,13 +78,13 @@ pub(super) enum Value {
 }
 
 impl KeyValue {
-    /// An attribute with a text.
+    /// Creates an attribute with a text.
     pub fn text(key: &str, text: &[u8]) -> KeyValue {
         KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(Value::String(utf8(text))) }) }
     }
 }
 
-/// A text as strings of protocol buffers have it.
+/// Converts a text to a string in protocol buffers.
 pub(super) fn utf8(text: &[u8]) -> String {
     String::from_utf8_lossy(text).into_owned()
 }

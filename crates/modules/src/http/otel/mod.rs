@@ -1,4 +1,4 @@
-//! otel: traces of requests, which a collector gets in the background (OpenTelemetry).
+//! otel: traces of requests, sent to an OpenTelemetry collector in the background.
 //!   otel_exporter { … }                                        http; see `exporter.rs`
 //!   otel_service_name NAME;                                    http
 //!   otel_resource_attr NAME VALUE;                             http
@@ -14,9 +14,9 @@
 //!           context                                    span        of the loop   a service
 //! ```
 //!
-//! A client's request has a span, subrequests have none. Whether there is one is settled once, in the first location; a
-//! redirect changes nothing. Ids are made for those that have one, and where a variable or a server is told them. No
-//! request ever waits for a collector: a queue that is full drops spans.
+//! A client's request has a span, subrequests have none. The first location decides whether the request is traced; a
+//! redirect changes nothing. Ids are created for traced requests, and where a variable or a server needs them. No
+//! request waits for a collector: a full queue drops spans.
 
 mod collector;
 mod context;
@@ -145,7 +145,7 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// What a scope says.
+/// Settings of a scope.
 #[derive(Default)]
 struct Conf {
     service_name: Setting<BString>,
@@ -154,35 +154,35 @@ struct Conf {
     propagation: Setting<Propagation>,
     span_name: Setting<Template>,
     span_attributes: Setting<Vec<Attribute>>,
-    /// `otel_exporter` as it is written, until the settings of the http block are complete.
+    /// `otel_exporter` as written, until the settings of the http block are complete.
     draft: Option<Draft>,
-    /// That of the http block, in all of its scopes.
+    /// The exporter of the http block, the same in each scope.
     exporter: Option<Arc<Exporter>>,
 }
 
-/// `otel_trace`
+/// Argument of `otel_trace`.
 #[derive(Clone)]
 enum Trace {
     Off,
     On,
-    /// Those whose random number is below it.
+    /// Requests whose random number is smaller.
     Share(u64),
     By(Template),
 }
 
-/// `otel_trace_context`
+/// Argument of `otel_trace_context`.
 #[derive(Clone, Copy)]
 struct Propagation {
     extracts: bool,
     injects: bool,
 }
 
-/// `otel_span_attr`
+/// Arguments of `otel_span_attr`.
 #[derive(Clone)]
 struct Attribute {
     name: String,
     value: Template,
-    /// Fields may come several times: they have lists.
+    /// `true` for a header field, which may be repeated and so has a list.
     is_list: bool,
 }
 
@@ -218,7 +218,7 @@ fn trace(builder: &mut Builder, statement: &Statement) -> Result<Trace, Diagnost
 /// All requests, in hundredths of a percent.
 const WHOLE: u64 = 10_000;
 
-/// As nginx reads it: everything else is off.
+/// Returns `true` for "on" or "1"; as in nginx, any other value means off.
 fn is_on(text: &[u8]) -> bool {
     matches!(text, b"on" | b"1")
 }
@@ -258,22 +258,22 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     }
 }
 
-/// Calls `look` with the request's place in a trace, which is made where nobody has asked for it.
+/// Calls `look` with the request's trace context, which is created if there is none yet.
 fn with_context<T>(request: &Request, look: impl FnOnce(&TraceContext) -> T) -> T {
     let extracts = || request.scope().conf_of::<Conf>().is_some_and(|conf| conf.propagation.get().extracts);
     look(request.shared_note::<Note>().context(request, extracts))
 }
 
-/// Settles whether a client's request is traced.
+/// Decides whether a client's request is traced.
 fn begin(request: &mut Request, conf: &Conf) -> Flow {
-    // Whoever has begun anew was settled before.
+    // A redirected request was decided before.
     if !request.is_main() || request.is_redirected() {
         return Flow::Next;
     }
     let Propagation { extracts, injects } = *conf.propagation.get();
     let context = |request: &Request| _ = request.shared_note::<Note>().context(request, || extracts);
     if extracts || injects {
-        // Before the decision, which may depend on it.
+        // Created before the decision, which may depend on it.
         context(request);
     }
     let is_sampled = match conf.trace.get() {
@@ -295,9 +295,9 @@ fn begin(request: &mut Request, conf: &Conf) -> Flow {
     Flow::Next
 }
 
-/// Hands the span of a request that is over to the exporter.
+/// Queues the span of a finished request.
 fn end(request: &mut Request) {
-    // A location without traces may end what another one has begun.
+    // A location without `otel_trace` may end a request that another one has begun.
     let Some(conf) = request.scope().conf_of::<Conf>() else { return };
     if let Some(exporter) = &conf.exporter {
         let span = with_context(request, |context| span::encode(request, conf, context));

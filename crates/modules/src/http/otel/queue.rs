@@ -1,5 +1,5 @@
-//! The spans of one event loop that wait to be sent, in batches. Bounded in batches, spans and bytes: what has no room
-//! is dropped and counted.
+//! Spans of one event loop that wait to be sent, in batches. The queue is bounded in batches, spans and bytes; spans
+//! beyond that are dropped and counted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -9,35 +9,35 @@ use gale_base::tally::Tally;
 use gale_engine::worker::Worker;
 use gale_runtime::Notify;
 
-/// The spans of a batch together, in bytes. Collectors take messages of 4 MiB usually; one of this size is put together
+/// Maximum size of a batch's spans, in bytes. Collectors usually accept messages of 4 MiB; one of this size is encoded
 /// in a fraction of a millisecond.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// What became of spans, for all workers of the process.
+/// Numbers of exported and dropped spans, for all workers of the process.
 pub(crate) static SPANS: Tally<2> = Tally::new();
 
-/// Places in [`SPANS`].
+/// Indices in [`SPANS`].
 pub(super) const EXPORTED: usize = 0;
 pub(super) const DROPPED: usize = 1;
 
-/// How much may wait.
+/// Bounds of the queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Spans of a batch.
+    /// Spans per batch.
     pub batch_size: usize,
-    /// Batches, with the one that is being sent.
+    /// Batches, including the one in flight.
     pub batch_count: usize,
 }
 
 /// Spans that are sent together.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    /// Each an encoded message.
+    /// Encoded messages.
     pub spans: Vec<Vec<u8>>,
     bytes: usize,
 }
 
-/// See the file's head.
+/// The queue of one event loop.
 #[derive(Default)]
 pub(super) struct Queue {
     /// Only the last one may have room.
@@ -48,12 +48,12 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// That of this event loop.
+    /// Returns the queue of this event loop.
     pub fn of(worker: &Worker) -> Rc<Queue> {
         worker.with_note(|queue: &mut Rc<Queue>| Rc::clone(queue))
     }
 
-    /// Adds a span, if there is room.
+    /// Adds a span, or drops it if there is no room.
     pub fn add(&self, span: Vec<u8>, limits: Limits) {
         let mut batches = self.batches.borrow_mut();
         if !batches.back().is_some_and(|batch| batch.has_room_for(&span, limits)) {
@@ -71,44 +71,44 @@ impl Queue {
         }
     }
 
-    /// Whether there is a batch to which nothing more is added.
+    /// Returns `true` if there is a full batch.
     pub fn has_full(&self, limits: Limits) -> bool {
         let batches = self.batches.borrow();
         batches.len() > 1 || batches.front().is_some_and(|batch| batch.is_full(limits))
     }
 
-    /// Ready when there is one.
+    /// Waits for a full batch.
     pub async fn filled(&self, limits: Limits) {
         while !self.has_full(limits) {
             self.has_filled.notified().await;
         }
     }
 
-    /// The first batch, full or not. It counts as one that waits until [`Queue::sent`].
+    /// Takes the oldest batch, full or not. It counts as waiting until [`Queue::sent`].
     pub fn take(&self) -> Option<Batch> {
         let batch = self.batches.borrow_mut().pop_front()?;
         self.is_sending.set(true);
         Some(batch)
     }
 
-    /// The batch that was taken last has been sent, or never will be.
+    /// Ends the count of the batch that was taken last, whether it was sent or lost.
     pub fn sent(&self) {
         self.is_sending.set(false);
     }
 
-    /// Drops all that wait.
+    /// Drops all waiting spans.
     pub fn clear(&self) {
         let left = std::mem::take(&mut *self.batches.borrow_mut());
         self.count_dropped(left.iter().map(|batch| batch.spans.len()).sum());
     }
 
-    /// So many will never be with the collector.
+    /// Counts spans as dropped.
     pub fn count_dropped(&self, count: usize) {
         self.dropped.set(self.dropped.get() + count as u64);
         SPANS.own().add(DROPPED, count as u64);
     }
 
-    /// How many there were on this loop.
+    /// Returns the number of dropped spans on this loop.
     pub fn dropped(&self) -> u64 {
         self.dropped.get()
     }

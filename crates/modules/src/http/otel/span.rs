@@ -1,4 +1,4 @@
-//! The span of a request that is over: its name, its times, and its attributes, as nginx's module has them.
+//! Span of a finished request: name, times and attributes, as in nginx's module.
 //! (<https://nginx.org/en/docs/ngx_otel_module.html#default-span-attributes>; the semantic conventions for HTTP of
 //! OpenTelemetry 1.16)
 
@@ -13,10 +13,10 @@ use super::{Attribute, Conf};
 use crate::http::variables::{protocol, request_uri, server_name, status};
 use crate::shared::append::port;
 
-/// From this status on the server is at fault.
+/// Statuses from this one on are errors of the server.
 const FIRST_ERROR: u16 = 500;
 
-/// The encoded message.
+/// Returns the encoded message.
 pub(super) fn encode(request: &Request, conf: &Conf, context: &TraceContext) -> Vec<u8> {
     let end = gale_runtime::wall().duration_since(UNIX_EPOCH).unwrap_or_default();
     let start = end.saturating_sub(gale_runtime::now().since(request.started));
@@ -43,7 +43,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The attributes that every span has.
+/// Adds the attributes of every span.
 fn add_usual(request: &Request, span: &mut SpanEncoder) {
     span.text("http.method", request.method_name());
     span.text("http.target", request_uri(request));
