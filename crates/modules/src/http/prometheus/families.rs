@@ -1,7 +1,7 @@
-//! What is told: every family of figures, of what, and how one of it is written.
+//! Table of all metric families: the objects of each, and a function that writes the samples of one object.
 //!
-//! A family's samples have to stand together, so each of them asks for the figures of everything that it is about; that
-//! is why they are told apart here, and a scrape is made piece by piece.
+//! The samples of a family must be contiguous, so each family iterates over all of its objects. One row per family
+//! keeps that simple, and lets a scrape be made in pieces.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -34,10 +34,10 @@ use crate::shared::figures::{
 };
 use crate::shared::{limit_conn, limit_req};
 
-/// Things of a kind, each with its name as a label.
+/// Objects of a kind, each with its name as a label.
 type Named<F> = Vec<(Box<str>, Arc<F>)>;
 
-/// Whatever figures are told of, as it was when the question came: what a reload removes meanwhile is told to the end.
+/// All objects at the time of the scrape. Objects removed by a reload meanwhile are reported to the end.
 pub(super) struct Sources {
     now: Moment,
     totals: Totals,
@@ -61,7 +61,8 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// What there is. Some system calls for each listening socket, and memory for each name: nothing for a loop to do.
+    /// Collects the objects. That takes some system calls for each listening socket and memory for each name, so it
+    /// must not run on a loop.
     pub fn of(view: &View) -> Sources {
         let configuration = &*view.configuration;
         let zones = &*configuration.zones;
@@ -99,7 +100,7 @@ impl Sources {
 
 #[cfg(test)]
 impl Sources {
-    /// Of nothing but zones of locations with these names.
+    /// Returns sources that have only location zones with these names.
     pub fn of_locations(names: impl Iterator<Item = String>) -> Sources {
         let none = || Groups::of(std::iter::empty());
         Sources {
@@ -130,10 +131,10 @@ fn named<F: Send + Sync + 'static>(zones: &NamedZones, kind: &'static str) -> Na
     zones.figures_of(kind).map(|(name, figures)| (label(name), figures)).collect()
 }
 
-/// Groups of servers, whose peers are numbered through.
+/// Groups of servers, whose peers are numbered consecutively.
 struct Groups {
     groups: Vec<(Box<str>, Arc<Group>, ReportedPeers)>,
-    /// How many peers there are before each group.
+    /// Number of peers before each group.
     before: Vec<usize>,
     peers: usize,
 }
@@ -166,16 +167,16 @@ impl Groups {
     }
 }
 
-/// A family of figures.
+/// A metric family.
 pub(super) struct Family {
-    /// Its name, without the `_total` of a counter.
+    /// Name, without the `_total` of a counter.
     pub name: &'static str,
     pub kind: Kind,
-    /// What it is, for people.
+    /// Description.
     pub help: &'static str,
-    /// Of how many things there are figures.
+    /// Returns the number of objects.
     pub items: fn(&Sources) -> usize,
-    /// Writes those of the thing of this number.
+    /// Writes the samples of the object with this number.
     pub write: fn(&Sources, usize, &mut Out),
 }
 
@@ -201,7 +202,7 @@ fn classes(figures: &TrafficFigures, name: (&str, &str), out: &mut Out) {
     }
 }
 
-/// Responses by code, for servers of http.
+/// Writes the responses by code, for http servers.
 fn codes(figures: &TrafficFigures, name: (&str, &str), out: &mut Out) {
     for (code, count) in figures.codes() {
         out.sample(&[name, ("code", &code.to_string())], count);
@@ -299,7 +300,7 @@ fn state(peer: &PeerReport, labels: &[(&str, &str)], out: &mut Out) {
 
 use Kind::{Counter, Gauge, Histogram};
 
-/// All families, in the order in which they are told.
+/// All families, in the order of the output.
 pub(super) static FAMILIES: &[Family] = &[
     row("gale_build_info", Gauge, "Version of the running program.", once, |_, _, out| {
         out.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
@@ -345,7 +346,7 @@ pub(super) static FAMILIES: &[Family] = &[
             out.sample(&[("result", result)], count);
         }
     }),
-    // Zones of servers.
+    // Server zones.
     row("gale_http_server_zone_requests", Counter, "Client requests.", http_servers, |sources, item, out| {
         let (zone, figures) = http_server(sources, item);
         out.sample(&[("zone", zone)], figures.begun());
@@ -444,7 +445,7 @@ pub(super) static FAMILIES: &[Family] = &[
             verify_failures(&zone.handshakes.figures(), &[("zone", name)], out);
         },
     ),
-    // Zones of locations.
+    // Location zones.
     row("gale_http_location_zone_requests", Counter, "Client requests.", http_locations, |sources, item, out| {
         let (zone, figures) = http_location(sources, item);
         out.sample(&[("zone", zone)], figures.begun());
@@ -1084,7 +1085,7 @@ fn devices(sources: &Sources) -> usize {
     sources.devices.len()
 }
 
-/// A device, and its labels: its number, and what the mount table calls it.
+/// Returns a device and its labels: its number, and its name in the mount table.
 fn device(sources: &Sources, item: usize) -> (&DeviceStatus, [Box<str>; 2]) {
     let device = &sources.devices[item];
     let name = device.mounted.as_ref().map_or("", |mounted| &mounted.source);
@@ -1102,7 +1103,7 @@ fn pools(sources: &Sources) -> usize {
 
 fn pool(sources: &Sources, item: usize, out: &mut Out, of: fn(&PoolStatus) -> u64) {
     let pool = &sources.pools[item];
-    // One that was replaced may still be there under its name.
+    // A replaced pool may still exist under the same name.
     if !pool.is_ending {
         out.sample(&[("pool", &label(pool.name.as_bytes()))], of(pool));
     }

@@ -1,14 +1,14 @@
-//! prometheus: the figures of the server for Prometheus, and for whoever else reads its format or OpenMetrics.
+//! prometheus: metrics in Prometheus' text format or OpenMetrics.
 //!   prometheus [NAME];                                                                       location
 //!   prometheus_template NAME { METRIC $VARIABLE [path=[~]PATH] [type=TYPE] [help=TEXT]; … }   http
 //!   $p8s_value
-//! (Angie's, <https://en.angie.software/angie/docs/configuration/modules/http/http_prometheus/>; paths are those of
-//! Gale's API. Without a template of its name, `prometheus all` and `prometheus` tell all figures in a fixed form,
-//! which is Gale's own.)
+//! (A module of Angie, <https://en.angie.software/angie/docs/configuration/modules/http/http_prometheus/>; paths are
+//! those of Gale's API. Unless there is a template of that name, `prometheus all` and `prometheus` send all metrics in
+//! a fixed form, which is Gale's own.)
 //!
-//! What there is to tell of is gathered in the pool, since listening sockets are asked one by one; the fixed form is
-//! made while it is sent, in pieces that have the share of a turn that bulk has: ten thousand peers hold up nobody.
-//! Templates are in `template.rs`. Who may ask is for the access rules of the location to say.
+//! The pool collects the objects, since each listening socket takes a system call. The fixed form is written while it
+//! is sent, in pieces with the budget of bulk work, so that ten thousand peers do not stall a loop. Templates are in
+//! `template.rs`. The location's access rules control access.
 
 mod families;
 mod template;
@@ -77,15 +77,15 @@ pub static MODULE: Module = Module {
 
 #[derive(Default)]
 struct Conf {
-    /// Those of the `http` block.
+    /// Templates of the `http` block.
     templates: Arc<BTreeMap<Box<[u8]>, Arc<Template>>>,
-    /// The name that a location wants, if it says one.
+    /// Name of the location's template, if it has one.
     wanted: Option<Option<Word>>,
-    /// Not inherited, as with all that answers a location.
+    /// Not inherited, as for all content handlers.
     answer: Option<Answer>,
 }
 
-/// What a location tells.
+/// Output of a location.
 enum Answer {
     All,
     Of(Arc<Template>),
@@ -158,7 +158,7 @@ impl Handler for Prometheus {
     }
 }
 
-/// Answers with what a template makes of the figures.
+/// Answers with the output of a template.
 async fn answer_of(request: &mut Request, template: &Arc<Template>) -> Flow {
     let (view, of_task) = (api::view(request), Arc::clone(template));
     let found = match default_pool().run(move || of_task.gather(&view)).await {
@@ -177,7 +177,7 @@ async fn answer_of(request: &mut Request, template: &Arc<Template>) -> Flow {
     Flow::Answer(Body::Bytes(Bytes::from(text.into_bytes())))
 }
 
-/// Answers with everything that there is to tell.
+/// Answers with all metrics.
 async fn answer_all(request: &mut Request) -> Flow {
     let view = api::view(request);
     let sources = match default_pool().run(move || Sources::of(&view)).await {
@@ -201,21 +201,21 @@ fn set_head(request: &mut Request, format: Format) {
     head.set(ResponseField::CacheControl, b"no-cache");
 }
 
-/// Per byte of text.
+/// Effort per byte of text.
 const EFFORT: Effort = Effort { usual_nanos: 8, worst_nanos: 60 };
 
-/// The text on its way.
+/// Text that is being sent.
 struct Exposition {
     sources: Sources,
     format: Format,
-    /// Where it goes on: a family, and the number of what it is about.
+    /// Position: a family, and the number of an object.
     family: usize,
     item: usize,
     is_over: bool,
 }
 
 impl Exposition {
-    /// The next piece, about so long.
+    /// Returns the next piece, of about this length.
     fn piece(&mut self, bytes: usize) -> String {
         let mut out = Out::new(self.format);
         while out.text.len() < bytes {
@@ -230,7 +230,7 @@ impl Exposition {
                     0 => out.begin(family.name, family.kind, family.help),
                     _ => out.go_on(family.name, family.kind),
                 }
-                // One at least, behind the family's beginning.
+                // At least one object after the family's header.
                 loop {
                     (family.write)(&self.sources, self.item, &mut out);
                     self.item += 1;
@@ -271,7 +271,7 @@ impl BodyStream for Exposition {
 mod tests {
     use super::*;
 
-    /// The longest text of one thing in one family: a histogram with two labels as long as they may be.
+    /// Maximum length of one object's text in one family: a histogram with two labels of maximum length.
     const ITEM_BYTES_MAX: usize = 20 * 1024;
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         while !exposition.is_over {
             let piece = exposition.piece(PIECE_BYTES);
             assert!(piece.len() < PIECE_BYTES + ITEM_BYTES_MAX, "{}", piece.len());
-            // A piece whose families have nothing to tell is as short as its work: families are few.
+            // A piece of families without objects is as short as its work, since families are few.
             let items = (exposition.family, exposition.item);
             assert!(items > items_before);
             items_before = items;

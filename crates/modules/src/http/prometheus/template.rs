@@ -1,4 +1,4 @@
-//! Templates: families of one's own, of the figures that the API tells.
+//! Templates: user-defined metric families, made from the figures of the API.
 //!
 //! ```text
 //!   prometheus_template site {
@@ -10,11 +10,11 @@
 //!        └ the family
 //! ```
 //!
-//! A thread of the pool looks the figures through, since there may be a million of them. The samples are written on the
-//! loop, whose request has the variables, in pieces with the share of a turn that bulk has.
+//! A thread of the pool searches the figures, since there may be a million of them. The samples are written on the
+//! loop, because their variables need the request, in pieces with the budget of bulk work.
 //!
-//! Invariant: what is written can be read. Names are checked with the configuration, values of labels are escaped and
-//! bounded, and a value that is no number is left out.
+//! Invariant: scrapers can parse the output. Names are checked with the configuration, label values are escaped and
+//! bounded, and a value that is not a number is left out.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -34,13 +34,13 @@ use super::text::label;
 use crate::http::api::{ROOTS, View, read_root};
 use crate::shared::check_row;
 
-/// The types of families that Prometheus knows.
+/// Types of families that Prometheus knows.
 const TYPES: &[&str] = &["counter", "gauge", "histogram", "summary", "untyped"];
 
-/// Per sample: its regular expression once more, its labels, its value.
+/// Effort per sample: matching its regular expression again, its labels, its value.
 const EFFORT: Effort = Effort { usual_nanos: 1_000, worst_nanos: 20_000 };
 
-/// How many samples are written at once.
+/// Number of samples that are written at once.
 const SAMPLES_AT_ONCE: usize = 16;
 
 /// A template.
@@ -50,7 +50,7 @@ pub(super) struct Template {
     families: Vec<Family>,
 }
 
-/// Samples that stand together, below what is said of them.
+/// Contiguous samples with one header.
 struct Family {
     name: Box<str>,
     kind: Option<&'static str>,
@@ -65,18 +65,18 @@ struct Metric {
     figures: Which,
 }
 
-/// Of which figures a row makes samples.
+/// Figures that a row makes samples of.
 enum Which {
-    /// Of none: there is one sample.
+    /// None: there is one sample.
     Once,
-    /// Of the one at this path.
+    /// The figure at this path.
     At(Box<str>),
-    /// Of those whose paths match. All of these begin with `prefix`.
+    /// Figures whose paths match. All of these paths begin with `prefix`.
     Matching { regex: Regex, prefix: Box<str> },
 }
 
 impl Which {
-    /// Whether something below `root` may be among them.
+    /// Returns `true` if a figure below `root` may be among them.
     fn reaches(&self, root: &str) -> bool {
         let prefix = match self {
             Which::Once => return false,
@@ -94,11 +94,11 @@ pub(super) struct Found {
     value: String,
 }
 
-/// The value of the figure that a sample is being made of.
+/// Value of the figure whose sample is being written.
 pub(super) struct CurrentValue(String);
 
 impl CurrentValue {
-    /// `$p8s_value`
+    /// Appends `$p8s_value`.
     pub fn append(request: &Request, out: &mut Vec<u8>) -> bool {
         let value = request.notes.get::<CurrentValue>();
         value.iter().for_each(|value| out.extend_from_slice(value.0.as_bytes()));
@@ -107,7 +107,7 @@ impl CurrentValue {
 }
 
 impl Template {
-    /// Reads `prometheus_template NAME { … }`. What is wrong with rows is noted with the builder.
+    /// Parses `prometheus_template NAME { … }`. Errors in rows are added to the builder's notes.
     pub fn read(builder: &mut Builder, statement: &Statement) -> Template {
         let mut template =
             Template { name: (**statement.args[0].text).into(), metrics: Vec::new(), families: Vec::new() };
@@ -152,7 +152,7 @@ impl Template {
                 _ => return Err(Diagnostic::emerg(format!("invalid metric parameter \"{}\"", word.text)).at(word.span)),
             }
         }
-        // Rows of one family stand together, wherever they are written, and its first word on itself counts.
+        // Rows of one family are grouped wherever they are written; the first row that sets its type or help counts.
         let family = self.families.iter().position(|known| *known.name == *name).unwrap_or_else(|| {
             self.families.push(Family { name, kind: None, help: None });
             self.families.len() - 1
@@ -164,8 +164,8 @@ impl Template {
         Ok(())
     }
 
-    /// Looks through all figures for those that rows make samples of: in a thread. A figure is the first one's that it
-    /// matches. The error is that of an expression that took too many steps.
+    /// Searches all figures for those that rows make samples of; runs in a thread. A figure belongs to the first row
+    /// that matches. The error is that of an expression that took too many steps.
     pub fn gather(&self, view: &View) -> Result<Vec<Found>, String> {
         let mut walk = Walk { template: self, rows: Vec::new(), found: Vec::new(), error: None };
         for (metric, row) in self.metrics.iter().enumerate() {
@@ -211,7 +211,8 @@ impl Template {
 }
 
 impl Metric {
-    /// Writes a sample, behind what is said of its family if it is the first; `false` where there is no number.
+    /// Writes a sample, after the header of its family if it is the first. Returns `false` if the value is not a
+    /// number.
     fn write(&self, request: &mut Request, found: Found, family: &Family, begins: bool, out: &mut String) -> bool {
         match &self.figures {
             Which::Once => {
@@ -224,7 +225,7 @@ impl Metric {
             }
             Which::Matching { regex, .. } => {
                 request.notes.put(CurrentValue(found.value));
-                // It has matched before.
+                // The expression has matched before.
                 if let Ok(Some(matched)) = regex.find(found.path.as_bytes()) {
                     request.take_match(matched, found.path.as_bytes());
                 }
@@ -249,7 +250,7 @@ impl Metric {
     }
 }
 
-/// Whether scrapers can read a value: one that is too large for them would cost them all others.
+/// Returns `true` if scrapers can parse a value: a number that is too large would make them reject the whole scrape.
 fn is_number(text: &str) -> bool {
     let is_special = || ["+inf", "-inf", "inf", "nan"].iter().any(|special| text.eq_ignore_ascii_case(special));
     text.parse().is_ok_and(|number: f64| number.is_finite() || is_special())
@@ -258,17 +259,17 @@ fn is_number(text: &str) -> bool {
 /// A walk through figures.
 struct Walk<'t> {
     template: &'t Template,
-    /// The rows that may match what is looked at.
+    /// Rows that may match the current object.
     rows: Vec<usize>,
     found: Vec<Found>,
     error: Option<String>,
 }
 
 impl Walk<'_> {
-    /// Looks at a value and at what is in it. An object and a list count as the number of their members, at their path
-    /// with a slash behind it.
+    /// Visits a value and its members. An object or list counts as the number of its members, at its path with a slash
+    /// at the end.
     fn look(&mut self, value: &Value, path: &mut String) {
-        // An expression that takes too many steps on one path may take them on all others, too.
+        // An expression that takes too many steps on one path may do so on all others.
         if self.error.is_some() {
             return;
         }
@@ -287,7 +288,7 @@ impl Walk<'_> {
                 let mut taken = HashSet::new();
                 for (index, member) in members.iter().enumerate() {
                     let name = member_name(index, member);
-                    // Two of one name, as the same server twice in a group, are told apart.
+                    // Two members with one name, such as the same server twice in a group, get different suffixes.
                     let name = if taken.contains(&name) { format!("{name}#{index}") } else { name };
                     path.push('/');
                     path.push_str(&name);
@@ -320,7 +321,7 @@ impl Walk<'_> {
     }
 }
 
-/// What a member of a list is called in a path: what tells it from others, or its number.
+/// Returns the name of a list's member in a path: its distinguishing field, or its number.
 fn member_name(index: usize, member: &Value) -> String {
     let named = ["server", "device", "address", "name", "id", "worker"].iter().find_map(|key| member.get(key));
     match named {
@@ -330,7 +331,7 @@ fn member_name(index: usize, member: &Value) -> String {
     }
 }
 
-/// `path=PATH` and `path=~REGEX`
+/// Parses `path=PATH` and `path=~REGEX`.
 fn which(builder: &mut Builder, word: &Word, path: &[u8]) -> Result<Which, Diagnostic> {
     let Some(expression) = path.strip_prefix(b"~") else {
         return Ok(Which::At(path.to_str_lossy().into()));
@@ -340,13 +341,13 @@ fn which(builder: &mut Builder, word: &Word, path: &[u8]) -> Result<Which, Diagn
     Ok(Which::Matching { regex, prefix })
 }
 
-/// What everything begins with that an expression matches.
+/// Returns a prefix of all texts that an expression matches.
 fn prefix_of(pattern: &str) -> Box<str> {
     let Some(rest) = pattern.strip_prefix('^').filter(|rest| !rest.contains('|')) else { return "".into() };
     let end = rest.find(|letter| ".*+?()[]{}|\\^$".contains(letter)).unwrap_or(rest.len());
     let mut prefix = &rest[..end];
     if rest[end..].starts_with(['*', '?', '{']) {
-        // The last letter need not be there.
+        // The last letter is optional.
         prefix = prefix.char_indices().next_back().map_or("", |(last, _)| &prefix[..last]);
     }
     prefix.into()
@@ -358,10 +359,10 @@ fn is_variable(text: &[u8]) -> bool {
     !name.is_empty() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
 }
 
-/// The name of a family, and its labels: of each the name, and the text of its value.
+/// The name of a family, and its labels: each with the name and the text of its value.
 type NameAndLabels = (Box<str>, Vec<(Box<str>, Vec<u8>)>);
 
-/// `NAME` or `NAME{LABEL="VALUE",…}`
+/// Parses `NAME` or `NAME{LABEL="VALUE",…}`.
 fn parse_name(word: &Word) -> Result<NameAndLabels, Diagnostic> {
     let (name, labels) = word.text.split_once_str("{").map_or((&**word.text, None), |(name, rest)| (name, Some(rest)));
     let invalid = |what: &str| Diagnostic::emerg(format!("invalid {what} \"{}\"", word.text)).at(word.span);
@@ -383,7 +384,7 @@ fn identifier(text: &[u8], besides_letters: &[u8]) -> Option<Box<str>> {
     is_valid.then(|| String::from_utf8_lossy(text).into())
 }
 
-/// What stands behind the brace that opens labels, up to the one that closes them.
+/// Parses the text between the braces around labels.
 fn parse_labels(text: &[u8]) -> Option<Vec<(Box<str>, Vec<u8>)>> {
     let mut rest = text.trim_ascii();
     let mut labels: Vec<(Box<str>, Vec<u8>)> = Vec::new();
@@ -405,7 +406,7 @@ fn parse_labels(text: &[u8]) -> Option<Vec<(Box<str>, Vec<u8>)>> {
     Some(labels)
 }
 
-/// A value up to its closing quotation mark, and what is behind that.
+/// Returns a value up to its closing quotation mark, and the rest of the text.
 fn unquote(text: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let (mut value, mut rest) = (Vec::new(), text);
     loop {
@@ -421,12 +422,12 @@ fn unquote(text: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     }
 }
 
-/// As it can stand in a line of its own.
+/// Escapes a help text for its line.
 fn escape_help(text: &[u8]) -> Box<str> {
     text.to_str_lossy().replace('\\', "\\\\").replace('\n', "\\n").into()
 }
 
-/// Says in the error log why there are no samples.
+/// Logs the reason why there are no samples.
 pub(super) fn report(request: &Request, error: &str) {
     request.log(Level::Alert, format_args!("{error} while collecting metrics for Prometheus"));
 }

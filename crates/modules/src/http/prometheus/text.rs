@@ -1,8 +1,8 @@
-//! The text that scrapers read: Prometheus' format 0.0.4, and OpenMetrics 1.0 for those that ask for it.
+//! Text formats for scrapers: Prometheus' format 0.0.4, and OpenMetrics 1.0 for those that ask for it.
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/>,
 //! <https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md>)
 //!
-//! Invariant: a label's value is escaped and bounded, whatever stands in the configuration.
+//! Invariant: a label's value is escaped and bounded, whatever the configuration contains.
 
 use std::fmt::{Display, Write};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use gale_base::crc32;
 use gale_base::histogram::Snapshot;
 use gale_engine::traffic::Times;
 
-/// The longest value of a label, in bytes. A longer one is cut, and gets a sum behind it that tells it from others.
+/// Maximum length of a label's value, in bytes. A longer one is truncated and gets a checksum, which keeps it unique.
 const LABEL_BYTES_MAX: usize = 256;
 
-/// In which form the figures are told.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// Prometheus' own, 0.0.4.
@@ -24,7 +24,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// The one that these values of `Accept` want more; Prometheus' own if both are the same to them, or none.
+    /// Returns the format that these values of `Accept` prefer; Prometheus' own if both have the same quality, or none.
     pub fn wanted<'v>(values: impl Iterator<Item = &'v [u8]>) -> Format {
         let (mut open, mut plain) = (0, 0);
         for range in values.flat_map(|value| value.split(|&byte| byte == b',')) {
@@ -53,24 +53,24 @@ impl Format {
     }
 }
 
-/// A quality, from 0 to 1000; 0 for what is none.
+/// Parses a quality from 0 to 1000; returns 0 if it is invalid.
 fn thousandths(text: &[u8]) -> u32 {
     let text = std::str::from_utf8(text).ok().and_then(|text| text.parse::<f32>().ok());
     text.filter(|quality| (0.0..=1.0).contains(quality)).map_or(0, |quality| (quality * 1000.0) as u32)
 }
 
-/// What a family's values are.
+/// Type of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Only grows; its samples end in `_total`.
+    /// Monotonic; its samples end in `_total`.
     Counter,
-    /// Is what it is now.
+    /// A current value.
     Gauge,
     /// Counts in buckets.
     Histogram,
 }
 
-/// Text under way, of one family.
+/// Output of one family.
 pub(super) struct Out {
     pub text: String,
     format: Format,
@@ -83,7 +83,7 @@ impl Out {
         Out { text: String::new(), format, name: "", kind: Kind::Gauge }
     }
 
-    /// What follows is this family. `name` has no `_total`.
+    /// Begins this family. `name` has no `_total`.
     pub fn begin(&mut self, name: &'static str, kind: Kind, help: &str) {
         (self.name, self.kind) = (name, kind);
         let suffix = if kind == Kind::Counter && self.format == Format::Prometheus { "_total" } else { "" };
@@ -95,23 +95,23 @@ impl Out {
         self.put(format_args!("# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {word}\n"));
     }
 
-    /// What follows goes on with this family, whose beginning is told.
+    /// Continues this family, whose header was written before.
     pub fn go_on(&mut self, name: &'static str, kind: Kind) {
         (self.name, self.kind) = (name, kind);
     }
 
-    /// A sample.
+    /// Writes a sample.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: impl Display) {
         let suffix = if self.kind == Kind::Counter { "_total" } else { "" };
         self.line(suffix, labels, None, value);
     }
 
-    /// A histogram of a place.
+    /// Writes a histogram of the request or session times of a zone or peer.
     pub fn times(&mut self, labels: &[(&str, &str)], times: Times<'_>) {
         self.histogram(labels, times.cumulative(), times.sum());
     }
 
-    /// A histogram of Gale's own times.
+    /// Writes a histogram of Gale's own times.
     pub fn own_times(&mut self, labels: &[(&str, &str)], times: &Snapshot) {
         self.histogram(labels, times.cumulative(), times.sum());
     }
@@ -132,7 +132,7 @@ impl Out {
         self.line("_count", labels, None, count);
     }
 
-    /// Nothing follows any more.
+    /// Ends the output.
     pub fn end(&mut self) {
         if self.format == Format::OpenMetrics {
             self.text.push_str("# EOF\n");
@@ -160,12 +160,12 @@ impl Out {
     }
 }
 
-/// As the base unit of times is.
+/// Returns seconds, the base unit of times.
 pub(super) fn seconds(time: Duration) -> f64 {
     time.as_secs_f64()
 }
 
-/// A name as a label's value: what is no text is replaced, what means something there escaped, what is long cut.
+/// Returns a name as a label's value: invalid UTF-8 replaced, special characters escaped, and long names truncated.
 pub(super) fn label(name: &[u8]) -> Box<str> {
     let text = String::from_utf8_lossy(name);
     let mut escaped = String::with_capacity(text.len());
