@@ -1,4 +1,4 @@
-//! `proxy_cookie_domain`, `proxy_cookie_path` and `proxy_cookie_flags`: what becomes of the cookies that a server sets.
+//! `proxy_cookie_domain`, `proxy_cookie_path` and `proxy_cookie_flags`: changes of the cookies that a server sets.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cookie_domain>)
 
 use bstr::ByteSlice;
@@ -12,11 +12,11 @@ use gale_http::variables::template::Template;
 use super::Conf;
 use super::redirect::{Rule, replace, replace_prefix, rule};
 
-/// What becomes of an attribute of cookies.
+/// Rules for an attribute of cookies.
 #[derive(Clone, Default)]
 pub(super) struct Rewrites(Option<Vec<Rule>>);
 
-/// What becomes of the flags of cookies.
+/// Rules for the flags of cookies.
 #[derive(Clone, Default)]
 pub(super) struct CookieFlags(Option<Vec<FlagRule>>);
 
@@ -26,7 +26,7 @@ struct FlagRule {
     flags: Vec<FlagChange>,
 }
 
-/// Which cookies.
+/// Cookies that a rule applies to.
 #[derive(Clone)]
 enum Name {
     Exact(Template),
@@ -36,7 +36,7 @@ enum Name {
 #[derive(Clone)]
 enum FlagChange {
     Fixed(Flag),
-    /// Known when the request is.
+    /// A name with variables.
     Evaluated(Template),
 }
 
@@ -44,7 +44,7 @@ enum FlagChange {
 enum Flag {
     Secure(bool),
     HttpOnly(bool),
-    /// `None` takes the attribute away.
+    /// `None` removes the attribute.
     SameSite(Option<SameSite>),
 }
 
@@ -57,7 +57,7 @@ enum SameSite {
 
 pub(super) fn cookie_domain(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     add(&mut conf.cookie_domains, builder, statement, |builder, from, to| {
-        // As nginx: the dot before a domain means nothing.
+        // As in nginx, the dot before a domain is ignored.
         let without_dot = |word: &Word| {
             let mut word = word.clone();
             if word.text.starts_with(b".") {
@@ -134,7 +134,7 @@ pub(super) fn cookie_flags(conf: &mut Conf, builder: &mut Builder, statement: &S
         } else if let Some(flag) = Flag::parse(&word.text) {
             changes.push(FlagChange::Fixed(flag));
         } else {
-            // nginx finds out with the first cookie.
+            // nginx reports this at the first cookie.
             let message = format!("unknown cookie flag \"{}\" is ignored", word.text);
             builder.note([Diagnostic::warn(message).at(word.span)]);
         }
@@ -191,7 +191,7 @@ impl Attribute {
     }
 }
 
-/// Another value for a `Set-Cookie`, if it is to have one.
+/// Returns the changed value of a `Set-Cookie`, or `None` if it stays the same.
 pub(super) fn rewrite(
     request: &Request,
     value: &[u8],
@@ -251,7 +251,7 @@ fn rewrite_path(request: &Request, value: &[u8], rules: &[Rule]) -> Option<Vec<u
     })
 }
 
-/// Whether a flag has changed.
+/// Changes the flags. Returns `true` if one has changed.
 fn change_flags(request: &Request, rules: &[FlagRule], attributes: &mut Vec<Attribute>) -> bool {
     let Some(cookie) = attributes.first() else { return false };
     let applies = |rule: &&FlagRule| match &rule.cookie {

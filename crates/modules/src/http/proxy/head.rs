@@ -1,7 +1,7 @@
 //! The head of the request to a server.
 //!
-//! Framing is never the configuration's or the client's to decide: `Content-Length` and `Transfer-Encoding` say what
-//! Gale sends.
+//! Neither the configuration nor the client decides the framing: `Content-Length` and `Transfer-Encoding` describe the
+//! body that Gale sends.
 
 use bstr::BString;
 use gale_config::{Diagnostic, Setting, Statement};
@@ -18,7 +18,7 @@ use gale_protocol::request::{KnownHeader, Version};
 use super::{BodyLength, Conf};
 use crate::http::upstream_head::{SetHeader, WriteFields, authority, write_client_fields, write_set_fields};
 
-/// The request line, and the name of the server.
+/// Parts of the request line, and the name of the server.
 pub(super) struct Line<'r> {
     pub method: &'r [u8],
     pub uri: &'r [u8],
@@ -26,13 +26,13 @@ pub(super) struct Line<'r> {
     pub version: Version,
 }
 
-/// `proxy_set_header`
+/// Parses `proxy_set_header`.
 pub(super) fn set_header(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     conf.set_headers.push(SetHeader::read(builder, statement)?);
     Ok(())
 }
 
-/// The protocol that the server is asked to change to: what the client asks for, if it may.
+/// Returns the protocol of an upgrade: the client's wish, if it is allowed.
 pub(super) fn upgrade(request: &Request, allowed: &Setting<Vec<BString>>, conf: &Conf) -> Option<Vec<u8>> {
     if *conf.version.get() < Version::Http11 || !request.is_main() || !request.may_upgrade() {
         return None;
@@ -47,7 +47,7 @@ pub(super) fn upgrade(request: &Request, allowed: &Setting<Vec<BString>>, conf: 
     }
     let upgrade = match set {
         Some(_) => asked,
-        // Of several, the one that the client would like best.
+        // Of several protocols, the client's first choice that is allowed.
         None => {
             let is_allowed = |token: &&[u8]| allowed.get().iter().any(|allowed| allowed.eq_ignore_ascii_case(token));
             asked.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).find(is_allowed)?.to_vec()
@@ -59,7 +59,7 @@ pub(super) fn upgrade(request: &Request, allowed: &Setting<Vec<BString>>, conf: 
 /// Writes the whole head.
 ///
 /// # Errors
-/// A part of it would be read as something else.
+/// A part of it would be misread.
 pub(super) fn write(
     request: &Request,
     conf: &Conf,
@@ -80,10 +80,10 @@ pub(super) fn write(
     Ok(())
 }
 
-/// The whole head in HTTP/2.
+/// Returns the whole head in HTTP/2.
 ///
 /// # Errors
-/// A part of it would be read as something else.
+/// A part of it would be misread.
 pub(super) fn http2(
     request: &Request,
     conf: &Conf,
@@ -103,8 +103,8 @@ pub(super) fn http2(
     Ok(head)
 }
 
-/// What the cache asks with whether something has changed, or for the rest of it, unless the configuration has fields
-/// of that name.
+/// Writes the cache's conditions for a revalidation or for the rest of a response, unless the configuration sets fields
+/// with these names.
 fn write_cache_conditions(request: &Request, conf: &Conf, out: &mut impl WriteFields) -> Result<(), Unwritable> {
     let Some(note) = request.notes.get::<CacheNote>() else { return Ok(()) };
     let is_set = |known| conf.set_headers.iter().any(|set| set.known == Some(known));
@@ -122,10 +122,10 @@ fn write_cache_conditions(request: &Request, conf: &Conf, out: &mut impl WriteFi
     Ok(())
 }
 
-/// Writes the head of a health check, which nobody has asked for: the fields that the configuration sets.
+/// Writes the head of a health check, which has no client: only the configured fields.
 ///
 /// # Errors
-/// A part of it would be read as something else.
+/// A part of it would be misread.
 pub(super) fn write_check(
     request: &Request,
     conf: &Conf,
@@ -145,10 +145,10 @@ pub(super) fn write_check(
     Ok(())
 }
 
-/// The same in HTTP/2.
+/// As above, in HTTP/2.
 ///
 /// # Errors
-/// A part of it would be read as something else.
+/// A part of it would be misread.
 pub(super) fn http2_check(
     request: &Request,
     conf: &Conf,
@@ -161,7 +161,7 @@ pub(super) fn http2_check(
     Ok(head)
 }
 
-/// The server's name: what the configuration says, and the one in `proxy_pass` otherwise.
+/// Writes the `Host` field: the configured value, or else the host in `proxy_pass`.
 fn write_host(request: &Request, conf: &Conf, line: &Line<'_>, out: &mut Vec<u8>) -> Result<(), Unwritable> {
     let host = conf.set_headers.iter().find(|set| set.known == Some(KnownHeader::Host));
     match host {
@@ -177,7 +177,7 @@ fn write_host(request: &Request, conf: &Conf, line: &Line<'_>, out: &mut Vec<u8>
     }
 }
 
-/// How long the body is, or that its chunks tell.
+/// Writes the length of the body, or `Transfer-Encoding: chunked`.
 fn write_framing(request: &Request, out: &mut Vec<u8>) -> Result<(), Unwritable> {
     match request.notes.get::<BodyLength>() {
         Some(BodyLength(_, true)) => write_field(out, b"Transfer-Encoding", b"chunked"),
@@ -186,7 +186,7 @@ fn write_framing(request: &Request, out: &mut Vec<u8>) -> Result<(), Unwritable>
     }
 }
 
-/// What becomes of the connection: another protocol, or what the configuration says.
+/// Writes `Upgrade` and `Connection`: for an upgrade, or as configured.
 fn write_upgrade(
     request: &Request,
     conf: &Conf,
@@ -198,11 +198,11 @@ fn write_upgrade(
     }
     let set = conf.set_headers.iter().find(|set| set.known == Some(KnownHeader::Connection));
     match set {
-        // Set by those who know nginx: without the other field it means nothing.
+        // The usual configuration for nginx: without the `Upgrade` field it has no effect.
         Some(set) => {
             let value = set.value.text(request);
             if value.is_empty() {
-                // That is how nginx is told to keep connections.
+                // An empty `Connection` is nginx's way to keep connections.
                 write_upgrade_option(upgrade, out)?;
             } else if upgrade.is_some() || !lists_token(&value, b"upgrade") {
                 write_field(out, b"Connection", &value)?;
@@ -213,7 +213,7 @@ fn write_upgrade(
     Ok(())
 }
 
-/// Without it the field `Upgrade` means nothing. (RFC 9110 §7.8)
+/// Writes the connection option without which `Upgrade` has no meaning. (RFC 9110 §7.8)
 fn write_upgrade_option(upgrade: &Option<Vec<u8>>, out: &mut Vec<u8>) -> Result<(), Unwritable> {
     if upgrade.is_some() { write_field(out, b"Connection", b"upgrade") } else { Ok(()) }
 }

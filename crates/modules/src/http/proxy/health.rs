@@ -1,12 +1,12 @@
-//! `health_check …`: asks the servers of a location's group again and again whether they are well.
+//! `health_check …`: periodic health checks of the servers of a location's group.
 //!   health_check [interval=TIME] [jitter=TIME] [fails=N] [passes=N] [uri=URI] [match=NAME] [port=N]
 //!                [mandatory [persistent]] [keepalive_time=TIME] [type=http];                    location
 //!   health_check … type=grpc [grpc_service=NAME] [grpc_status=CODE];                   location with grpc_pass
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_hc_module.html#health_check>)
 //!
-//! A peer is asked in the way in which the location asks: its fields, version and timeouts. Checks have connections of
-//! their own. Those of `type=grpc` are the grpc module's ([`grpc`](crate::http::grpc)). Both have
-//! [`checking`] in common; what stream has of it, too, is in [`shared::health_check`](crate::shared::health_check).
+//! A check uses the header fields, the HTTP version and the timeouts of the location, over connections of its own.
+//! Checks of `type=grpc` are in the grpc module ([`grpc`](crate::http::grpc)). [`checking`] is the common part of both,
+//! and [`shared::health_check`](crate::shared::health_check) that of http and stream.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::shared::health_check::{Failed, Rules, parameter};
 use crate::shared::limits::invalid_parameter;
 use gale_engine::upstream::PassTarget;
 
-/// A check as a location has it.
+/// The check of a location, before its settings are complete.
 #[derive(Clone)]
 pub(super) struct Draft {
     rules: Rules,
@@ -44,7 +44,7 @@ pub(super) struct Draft {
     keepalive_time: Duration,
 }
 
-/// `health_check`
+/// Parses `health_check`.
 pub(super) fn health_check(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     if conf.check.is_some() {
         return Err(statement.directive_error("is duplicate"));
@@ -97,7 +97,7 @@ pub(super) fn health_check(conf: &mut Conf, builder: &mut Builder, statement: &S
     if grpc::keep(builder, draft) { Ok(()) } else { Err(statement.directive_error("is duplicate")) }
 }
 
-/// Has the check of a location done, when its settings are complete.
+/// Registers the check of a location when the location's settings are complete.
 pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnostic> {
     let Some(draft) = &conf.check else { return Ok(()) };
     let wrong = |message: &str| Err(Diagnostic::emerg(message).at(draft.rules.span));
@@ -113,7 +113,7 @@ pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnos
     checking::add(builder, group, HealthCheck { draft: draft.clone(), matches })
 }
 
-/// What is asked of a peer, and has to come.
+/// The request of a check, and the required response.
 struct HealthCheck {
     draft: Draft,
     matches: Option<Arc<Match>>,
@@ -165,10 +165,10 @@ impl Question for HealthCheck {
 }
 
 impl HealthCheck {
-    /// The request, in the version of the location.
+    /// Returns the request, in the location's version of HTTP.
     fn asking(&self, request: &mut OwnRequest, conf: &Conf) -> Result<Asking, Failure> {
         let target = conf.pass.as_ref().and_then(Pass::known).expect("a group that is known");
-        // Variables may ask for it.
+        // Variables may use the target.
         request.notes.put(Arc::clone(target));
         let uri = &self.draft.uri;
         let line = head::Line { method: b"GET", uri, host: &target.host, version: *conf.version.get() };

@@ -1,4 +1,4 @@
-//! `match NAME { … }`: what the response to a health check has to be like.
+//! `match NAME { … }`: conditions on the response to a health check.
 //!   status [!] CODE | CODE-CODE ...;
 //!   header [!] NAME;  header NAME = | != | ~ | !~ VALUE;
 //!   body ~ | !~ EXPRESSION;
@@ -24,7 +24,7 @@ use super::Conf;
 use crate::shared::check_row;
 use crate::shared::limits::invalid_parameter;
 
-/// How much of a response's body is looked at, in bytes: as much as by nginx.
+/// Maximum length of a body that is tested, in bytes, as in nginx.
 const BODY_MAX: usize = 256 * 1024;
 
 /// A `match` block.
@@ -42,13 +42,13 @@ enum Test {
     Require(Vec<Template>),
 }
 
-/// What a value is compared with.
+/// Text that a value is compared with.
 enum Text {
     Same(BString),
     Expression(Regex),
 }
 
-/// Which test a response has not passed.
+/// The test that a response failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Mismatch {
     Status(u16),
@@ -58,7 +58,7 @@ pub(super) enum Mismatch {
 }
 
 impl Mismatch {
-    /// What was being done, for messages.
+    /// Returns the action for messages.
     pub fn action(&self) -> &'static str {
         match self {
             Mismatch::Status(_) => "checking status code",
@@ -81,7 +81,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// `match NAME { … }`
+/// Parses `match NAME { … }`.
 pub(super) fn match_block(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let name = &statement.args[0];
     if let Some(first) = conf.matches.iter().find(|known| known.name == name.text) {
@@ -153,7 +153,7 @@ fn status(words: &[Word], is_negated: bool) -> Result<Test, Diagnostic> {
     Ok(Test::Status { codes: codes.collect::<Result<_, _>>()?, is_negated })
 }
 
-/// An expression behind `~`, `!~`, `~*` or `!~*`, and whether it must not match.
+/// Parses an expression behind `~`, `!~`, `~*` or `!~*`; also returns `true` if it is negated.
 fn expression(operator: &Word, value: &Word) -> Result<(Regex, bool), Diagnostic> {
     let (is_negated, is_caseless) = match &**operator.text {
         b"~" => (false, false),
@@ -167,31 +167,31 @@ fn expression(operator: &Word, value: &Word) -> Result<(Regex, bool), Diagnostic
 }
 
 impl Match {
-    /// The one of this name.
+    /// Returns the block with this name.
     pub fn find(matches: &[Arc<Match>], name: &Word) -> Result<Arc<Match>, Diagnostic> {
         let found = matches.iter().find(|known| known.name == name.text);
         let unknown = || Diagnostic::emerg(format!("unknown match \"{}\"", name.text)).at(name.span);
         found.cloned().ok_or_else(unknown)
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &BStr {
         self.name.as_ref()
     }
 
-    /// How much of a body it looks at, in bytes.
+    /// Returns the number of bytes of a body that are tested.
     pub fn body_max(&self) -> usize {
         let looks_at_body = self.tests.iter().any(|test| matches!(test, Test::Body { .. }));
         if looks_at_body { BODY_MAX } else { 0 }
     }
 
-    /// Whether a response passes all tests; `request` knows it, for variables.
+    /// Checks that a response passes all tests; `request` provides its variables.
     pub fn check(&self, answer: &Answer, request: &Request) -> Result<(), Mismatch> {
         self.tests.iter().try_for_each(|test| test.check(answer, request))
     }
 }
 
-/// What a response has to be like unless a `match` says otherwise.
+/// Checks a response without a `match`: only its status.
 pub(super) fn check_status(answer: &Answer) -> Result<(), Mismatch> {
     match answer.head.status {
         200..=399 => Ok(()),
@@ -209,7 +209,7 @@ impl Test {
             Test::HasHeader { name, is_negated } => {
                 (fields(answer, name).next().is_some() != *is_negated, Mismatch::Header(name.clone()))
             }
-            // Whether negated or not, the field has to be there.
+            // The field must exist, even for a negated test.
             Test::Header { name, value, is_negated } => {
                 let passes = fields(answer, name).any(|field| value.fits(&field.value) == Some(!is_negated));
                 (passes, Mismatch::Header(name.clone()))
@@ -226,13 +226,13 @@ impl Test {
     }
 }
 
-/// The fields of this name.
+/// Returns the fields with this name.
 fn fields<'a>(answer: &'a Answer, name: &'a BString) -> impl Iterator<Item = &'a Field> {
     answer.head.fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name))
 }
 
 impl Text {
-    /// Whether a value is this; `None` if that takes too long to find out.
+    /// Returns `true` if a value matches, or `None` if an expression takes too many steps.
     fn fits(&self, value: &[u8]) -> Option<bool> {
         match self {
             Text::Same(text) => Some(text == value),

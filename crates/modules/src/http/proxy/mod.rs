@@ -9,10 +9,10 @@
 //!                                                http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
 //!
-//! What is sent has one meaning only: the length of the body is always Gale's own to tell, fields that belong to the
-//! client's connection stay there, and what cannot be written without ambiguity is refused. WebSockets pass without
-//! configuration; other protocols only if `proxy_upgrade` names them, and h2c never, since requests inside of it would
-//! evade access rules.
+//! Requests to servers are unambiguous: Gale itself writes the length of the body, removes connection-specific fields
+//! of the client, and refuses anything that cannot be written without ambiguity. WebSockets pass without configuration;
+//! other protocols only if `proxy_upgrade` names them, and h2c never, since requests inside it would evade access
+//! rules.
 
 mod cookies;
 mod head;
@@ -64,7 +64,7 @@ use crate::shared::append::append;
 
 const PREFIX: &str = "proxy";
 
-/// Clients get none of these unless `proxy_pass_header` says so.
+/// Header fields that are not passed to clients unless `proxy_pass_header` names them.
 const HIDDEN: &[&str] = &["Date", "Server", "X-Pad"];
 
 /// See the file's head.
@@ -218,7 +218,7 @@ pub static MODULE: Module = Module {
                 prepare: |request, conf| {
                     let known = conf.pass.as_ref().and_then(target::Pass::known);
                     known.is_some_and(|target| {
-                        // Variables in the key may ask for it.
+                        // Variables in the key may use the target.
                         request.notes.put(Arc::clone(target));
                         true
                     })
@@ -238,7 +238,7 @@ pub static MODULE: Module = Module {
 #[derive(Default)]
 pub(super) struct Conf {
     upstream: UpstreamSettings,
-    /// Not inherited: what answers a location is its own.
+    /// Not inherited: a location's content handler is its own.
     pass: Option<Pass>,
     set_headers: Vec<SetHeader>,
     method: Setting<Template>,
@@ -250,13 +250,13 @@ pub(super) struct Conf {
     cookie_flags: CookieFlags,
     upgrades: Setting<Vec<BString>>,
     send_lowat: Setting<u64>,
-    /// Not inherited, as `pass` is not.
+    /// Not inherited, like `pass`.
     check: Option<health::Draft>,
-    /// The `match` blocks, which only the http block has.
+    /// The `match` blocks, which exist in the http block only.
     matches: Vec<Arc<matching::Match>>,
 }
 
-/// How long the request's body is, as text, and whether that is not known.
+/// Length of the request's body as text, and `true` if it is unknown.
 struct BodyLength(Vec<u8>, bool);
 
 fn http_version(statement: &Statement) -> Result<Version, Diagnostic> {
@@ -313,10 +313,10 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     health::complete(conf, builder)
 }
 
-/// Passes a request on. An error is the status that answers it.
+/// Passes a request on. The error is the status of the response.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
-    // What waits, and seldom does, is no part of this future, which every request pays for.
+    // The rare lookup that waits is kept out of this future, whose size every request pays for.
     let resolved;
     let target = match pass.known() {
         Some(target) => target,
@@ -325,7 +325,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
             &resolved
         }
     };
-    // Variables may ask for it.
+    // Variables may use the target.
     request.notes.put(Arc::clone(target));
     let serving = Serving { converts_head: true, ..serving(&conf.upstream, conf) };
     let caching = match consult_cache(request, serving).await {
@@ -336,13 +336,13 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         Some(body) => body,
         None => Box::pin(store_body(request, conf)).await?,
     };
-    // How a response is read depends on what was asked.
+    // The reading of a response depends on the request's method.
     let method = Cell::new(Method::Get);
     let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method.get(), conf.upstream.head_max())) };
     let write = |request: &mut Request, passing: &mut Passing<'_>| {
         write_request(request, conf, target, passing).map(|asked| method.set(asked))
     };
-    // A block, so that the future has no room for what is only passed through.
+    // The block keeps the values that are only passed through out of the future.
     let mut passing = {
         let SentBody { body, framing } = body;
         let wire = match *conf.version.get() {
@@ -368,7 +368,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     Ok(pass_on(request, &mut passing).await)
 }
 
-/// Writes what a server is asked, and says with which method.
+/// Writes the head of the request to the server. Returns the method.
 fn write_request(
     request: &mut Request,
     conf: &Conf,
@@ -391,32 +391,32 @@ fn write_request(
     }
     passing.uri = head.uri;
     passing.upgrade = head.upgrade;
-    // The answer to a HEAD that the client did not send is no answer to its GET.
+    // The response to a HEAD that the client did not send must not be cached for its GET.
     if head.method == Method::Head && !request.is_head() {
         passing.caching = None;
     }
     Ok(head.method)
 }
 
-/// What is sent before the body that comes from elsewhere.
+/// The head of a request to a server.
 struct RequestHead {
-    /// All of it.
+    /// The whole head.
     text: HeadText,
-    /// The part of it that is the target.
+    /// The target within it.
     uri: Bytes,
-    /// The method, as far as it decides how the response is read.
+    /// The method, as far as reading the response depends on it.
     method: Method,
-    /// The protocol that the server is asked to change to.
+    /// The protocol of an upgrade.
     upgrade: Option<Bytes>,
 }
 
-/// A head, and what the configuration has as the body.
+/// A head, and the configured body.
 enum HeadText {
     Http1(Bytes),
     Http2(Http2Request, Option<Bytes>),
 }
 
-/// What is asked of the server.
+/// Returns the head of the request to the server.
 fn write_head(request: &Request, conf: &Conf, target: &Target, own_body: Vec<u8>) -> Result<RequestHead, u16> {
     request.worker().with_scratch(|uri| {
         target.append_uri(request, uri);
@@ -424,7 +424,7 @@ fn write_head(request: &Request, conf: &Conf, target: &Target, own_body: Vec<u8>
     })
 }
 
-/// The same for this URI.
+/// As above, for this URI.
 fn write_head_for(
     request: &Request,
     conf: &Conf,
@@ -434,7 +434,8 @@ fn write_head_for(
 ) -> Result<RequestHead, u16> {
     let mut method = ShortText::new();
     match conf.method.get_opt() {
-        // HEAD was changed to GET, so that the response can be stored: before `proxy_method`, as in nginx.
+        // HEAD was changed to GET, so that the response can be cached; as in nginx this takes precedence over
+        // `proxy_method`.
         _ if request.notes.get::<CacheNote>().is_some_and(|note| note.converts_head) => {
             method.extend_from_slice(b"GET");
         }
@@ -474,27 +475,27 @@ fn write_head_for(
     })
 }
 
-/// What is sent as the body.
+/// The body to send.
 struct SentBody {
-    /// Where it comes from.
+    /// Its source.
     body: RequestBody,
     framing: &'static dyn BodyFraming,
 }
 
-/// The configuration's body, which is written with the head.
+/// A configured body, which is written together with the head.
 const WITH_HEAD: SentBody = SentBody { body: RequestBody::None, framing: &Unframed };
 
-/// The body, unless it has to be read to its end before.
+/// Returns the body, unless it has to be read completely first.
 fn body_at_once(request: &mut Request, conf: &Conf) -> Option<SentBody> {
     let declared = request.declared_body_length();
     if conf.body.is_set() {
-        // `$request_body` may be in it.
+        // A configured body may contain `$request_body`.
         let is_read = request.body.is_some() || request.body_is_gone() || declared == Some(0) || !request.is_main();
         return is_read.then_some(WITH_HEAD);
     }
     match body_source(request, &conf.upstream, *conf.version.get() >= Version::Http11) {
         BodySource::None => {
-            // A body that is not passed on has no length there either.
+            // A body that is not passed on has no length in the variable either.
             if declared == Some(0) && request.header(KnownHeader::ContentLength).is_some() {
                 request.notes.put(BodyLength(b"0".to_vec(), false));
             } else {
@@ -547,7 +548,7 @@ fn with_target(request: &Request, f: impl FnOnce(&Target) -> bool) -> bool {
     request.notes.get::<Arc<Target>>().is_some_and(|target| f(target))
 }
 
-/// What the server is asked for: the path and the arguments.
+/// Appends the URI of the request to the server: the path and the arguments.
 fn append_proxy_uri(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     with_target(request, |target| {
         target.append_uri(request, out);
@@ -555,7 +556,7 @@ fn append_proxy_uri(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     })
 }
 
-/// `Forwarded` as the client sent it, and behind that the client itself. (RFC 7239)
+/// Appends the client's `Forwarded` field and the client itself. (RFC 7239)
 fn append_forwarded(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     for (_, _, value) in request.fields().filter(|(_, name, _)| name.eq_ignore_ascii_case(b"Forwarded")) {
         out.extend_from_slice(value);
@@ -566,7 +567,7 @@ fn append_forwarded(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     match client.parse::<IpAddr>() {
         Ok(IpAddr::V4(_)) => out.extend_from_slice(client.as_bytes()),
         Ok(IpAddr::V6(_)) => out.extend_from_slice(format!("\"[{client}]\"").as_bytes()),
-        // Behind a Unix socket. (section 6.2)
+        // A client on a UNIX-domain socket. (section 6.2)
         Err(_) => out.extend_from_slice(b"unknown"),
     }
     if !request.host.is_empty() {
@@ -586,7 +587,7 @@ fn append_forwarded(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     append(out, request.exchange().scheme().name().as_bytes())
 }
 
-/// `X-Forwarded-For` as it came, and the client behind it.
+/// Appends the client's `X-Forwarded-For` field and the client's address.
 fn append_x_forwarded_for(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     let fields = request.fields().filter(|(field, _, _)| field.known == Some(KnownHeader::XForwardedFor));
     for (_, _, value) in fields {

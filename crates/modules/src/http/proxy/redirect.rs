@@ -1,4 +1,4 @@
-//! `proxy_redirect`: URLs of the server in `Location` and `Refresh` become URLs of ours.
+//! `proxy_redirect`: replaces URLs of the server in `Location` and `Refresh` by URLs of this one.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_redirect>)
 
 use bstr::ByteSlice;
@@ -14,7 +14,7 @@ use gale_http::variables::template::Template;
 use super::Conf;
 use super::target::{Pass, Written};
 
-/// What a scope says.
+/// Rules of a scope.
 #[derive(Clone, Default)]
 pub(super) struct Redirects(Option<Said>);
 
@@ -24,18 +24,18 @@ enum Said {
     Rules(Vec<Rule>),
 }
 
-/// What becomes of a text.
+/// A replacement of a text.
 #[derive(Clone)]
 pub(super) enum Rule {
-    /// The usual: the URL of `proxy_pass` becomes that of the location.
+    /// The default: the URL of `proxy_pass` is replaced by that of the location.
     Default,
-    /// A beginning, and what comes in its place.
+    /// A prefix and its replacement.
     Prefix(Template, Template),
-    /// An expression, and what comes in the place of the whole text.
+    /// An expression, and the replacement of the whole text.
     Regex(Regex, Template),
 }
 
-/// `proxy_redirect`
+/// Parses `proxy_redirect`.
 pub(super) fn proxy_redirect(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let said = &mut conf.redirects.0;
     if matches!(said, Some(Said::Off)) {
@@ -73,7 +73,7 @@ pub(super) fn proxy_redirect(conf: &mut Conf, builder: &mut Builder, statement: 
     Ok(())
 }
 
-/// A text or, behind a tilde, an expression; and the replacement.
+/// Parses a prefix, or an expression behind a tilde, and the replacement.
 pub(super) fn rule(builder: &mut Builder, from: &Word, to: &Word) -> Result<Rule, Diagnostic> {
     let http = builder.http_mut();
     Ok(match from.text.strip_prefix(b"~") {
@@ -96,7 +96,7 @@ impl Redirects {
         }
     }
 
-    /// The text in its place, if there is another one.
+    /// Returns the replaced text, or `None` if the rule does not apply.
     pub fn apply(&self, request: &Request, value: &[u8], pass: Option<&Pass>) -> Option<Vec<u8>> {
         match &self.0 {
             Some(Said::Off) => None,
@@ -110,7 +110,7 @@ impl Redirects {
     }
 }
 
-/// The URL of `proxy_pass` at the beginning becomes the location.
+/// Replaces the URL of `proxy_pass` at the beginning by the location.
 fn apply_default(value: &[u8], pass: Option<&Pass>) -> Option<Vec<u8>> {
     let Written { url, location, has_uri } = pass?.written()?;
     let (rest, replacement) = if has_uri {
@@ -121,7 +121,7 @@ fn apply_default(value: &[u8], pass: Option<&Pass>) -> Option<Vec<u8>> {
     Some([replacement, rest].concat())
 }
 
-/// The text with another one in place of its beginning.
+/// Returns the text with its prefix replaced.
 pub(super) fn replace_prefix(request: &Request, from: &Template, to: &Template, text: &[u8]) -> Option<Vec<u8>> {
     let rest = text.strip_prefix(&*from.text(request))?;
     let mut replaced = to.evaluate(request);
@@ -129,7 +129,7 @@ pub(super) fn replace_prefix(request: &Request, from: &Template, to: &Template, 
     Some(replaced)
 }
 
-/// The replacement of a text that an expression matches.
+/// Returns the replacement of a text that an expression matches.
 pub(super) fn replace(request: &Request, regex: &Regex, to: &Template, text: &[u8]) -> Option<Vec<u8>> {
     match regex.find(text) {
         Ok(Some(matched)) => {

@@ -1,4 +1,4 @@
-//! `proxy_pass`: which server, and which URI it is asked for.
+//! `proxy_pass`: the server, and the URI of the request to it.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_pass>)
 //!
 //! | `proxy_pass` | the server is asked for |
@@ -25,56 +25,56 @@ use super::Conf;
 use crate::http::upstream_head::{append_changed_uri, append_uri};
 use crate::http::upstream_pass::look_up_status;
 
-/// What `proxy_pass` says.
+/// Argument of `proxy_pass`.
 pub(super) enum Pass {
     /// A URL without variables.
     Fixed {
         target: Arc<Target>,
-        /// As written, for `proxy_redirect default`.
+        /// URL as written, for `proxy_redirect default`.
         url: Box<[u8]>,
     },
-    /// One with variables.
+    /// A URL with variables.
     Evaluated(Template),
 }
 
-/// A server, and what is asked of it.
+/// A server, and the URI of requests to it.
 #[derive(Debug)]
 pub(super) struct Target {
-    /// Whether the server is spoken to over TLS.
+    /// `true` for TLS.
     pub is_tls: bool,
-    /// `$proxy_host`: the host, with its port unless that is the usual one.
+    /// `$proxy_host`: the host, with its port unless that is the default.
     pub host: Arc<[u8]>,
-    /// `$proxy_port`
+    /// `$proxy_port`.
     pub port: Box<[u8]>,
-    /// The path and the arguments; empty for those of the request.
+    /// Path and arguments; empty to use those of the request.
     pub uri: Box<[u8]>,
-    /// What of the request's URI these take the place of.
+    /// Part of the request's URI that is replaced by `uri`.
     replaced: Replaced,
     /// The servers.
     pub found: PassTarget,
 }
 
-/// What of a URI the path in a URL takes the place of.
+/// Part of the request's URI that is replaced by the path of the URL.
 #[derive(Debug)]
 enum Replaced {
     /// All of it: the URL has variables.
     Whole,
-    /// The location's part; `None` where there is none.
+    /// The part that matches the location; `None` if there is none.
     Location(Option<Box<[u8]>>),
 }
 
 impl Target {
-    /// The peers for this request.
+    /// Returns the peers for this request.
     pub fn select(&self, request: &Request) -> Selection {
         self.found.select(request)
     }
 
-    /// The group that the configuration has, if sessions stick to its servers.
+    /// Returns the configured group, if it has sticky sessions.
     pub fn sticky_upstream(&self, request: &Request) -> Option<Arc<Upstream<Request>>> {
         self.found.sticky_upstream(request)
     }
 
-    /// Appends what the server is asked for.
+    /// Appends the URI of the request to the server.
     pub fn append_uri(&self, request: &Request, uri: &mut Vec<u8>) {
         let location = match &self.replaced {
             Replaced::Whole if !self.uri.is_empty() => return uri.extend_from_slice(&self.uri),
@@ -90,7 +90,7 @@ impl Target {
         append_changed_uri(request, location, uri);
     }
 
-    /// Its names for what clients ask for.
+    /// Returns the server's names for the requests of clients.
     pub fn names(&self, request: &Request) -> ServerNames {
         let replaced = match &self.replaced {
             Replaced::Location(Some(location)) if !self.uri.is_empty() && request.is_in_its_location() => {
@@ -105,7 +105,7 @@ impl Target {
     }
 }
 
-/// `proxy_pass URL;`
+/// Parses `proxy_pass URL;`.
 pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     if conf.pass.is_some() {
         return Err(statement.directive_error("is duplicate"));
@@ -138,15 +138,15 @@ pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Sta
 
 /// A URL without variables.
 pub(super) struct Written<'p> {
-    /// As it stands in the configuration.
+    /// URL as written in the configuration.
     pub url: &'p [u8],
-    /// The location's part of URIs, if there is one.
+    /// Part of URIs that matches the location, if there is one.
     pub location: Option<&'p [u8]>,
-    /// Whether the URL has a path.
+    /// `true` if the URL has a path.
     pub has_uri: bool,
 }
 
-/// A URL, taken apart.
+/// The parts of a URL.
 struct Url {
     scheme: Scheme,
     server: UpstreamTarget,
@@ -156,7 +156,7 @@ struct Url {
 
 enum WrongUrl {
     Prefix,
-    /// In nginx's words.
+    /// A message in nginx's words.
     Address(&'static str),
 }
 
@@ -187,7 +187,7 @@ impl Url {
         Ok(Url { scheme, server, uri })
     }
 
-    /// The host as it is known to requests, with its port unless that is the usual one; and the port.
+    /// Returns the host as variables show it, with its port unless that is the default; and the port.
     fn host(&self) -> (Vec<u8>, Vec<u8>) {
         let (host, port, default_port) = match &self.server {
             UpstreamTarget::Unix(_) => return (b"localhost".to_vec(), Vec::new()),
@@ -208,7 +208,7 @@ impl Url {
         (text, port.unwrap_or(default_port).to_string().into_bytes())
     }
 
-    /// How it is known to requests, with the servers behind it.
+    /// Returns the target with the servers of this URL.
     fn target(self, found: PassTarget, replaced: Replaced) -> Target {
         let (host, port) = self.host();
         let is_tls = self.scheme == Scheme::Https;
@@ -217,7 +217,7 @@ impl Url {
 }
 
 impl Pass {
-    /// The server, if it is the same for all requests.
+    /// Returns the server, if it is the same for all requests.
     pub fn known(&self) -> Option<&Arc<Target>> {
         match self {
             Pass::Fixed { target, .. } => Some(target),
@@ -225,7 +225,7 @@ impl Pass {
         }
     }
 
-    /// The server for this request. An error is the status that answers it.
+    /// Returns the server for this request. The error is the status of the response.
     pub async fn resolve(&self, request: &mut Request) -> Result<Arc<Target>, u16> {
         let template = match self {
             Pass::Fixed { target, .. } => return Ok(Arc::clone(target)),
@@ -250,12 +250,12 @@ impl Pass {
         Ok(Arc::new(url.target(found, Replaced::Whole)))
     }
 
-    /// Whether a server may be spoken to over TLS.
+    /// Returns `true` if a server may be reached over TLS.
     pub fn may_be_tls(&self) -> bool {
         self.known().is_none_or(|target| target.is_tls)
     }
 
-    /// What is written, if there are no variables in the URL.
+    /// Returns the URL as written, if it has no variables.
     pub fn written(&self) -> Option<Written<'_>> {
         match self {
             Pass::Fixed { url, target } => {
