@@ -1,8 +1,8 @@
-//! A document with commands, as a body: text goes through, commands are carried out.
+//! A document with SSI commands, as a body: text passes through, and commands are executed.
 //! (<https://nginx.org/en/docs/http/ngx_http_ssi_module.html#commands>)
 //!
-//! It works as far as it is asked: what it includes leaves as an item of its own, and it is the filter `postpone` that
-//! asks for more while that is under way. Only `wait` and `set` of `include` make the document itself wait.
+//! It is parsed on demand: an include leaves as an item of its own, and the filter `postpone` asks for more while the
+//! included document is fetched. Only `wait` and `set` of `include` make the document itself wait.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -34,26 +34,26 @@ const EXPRESSION_EFFORT: Effort = Effort { usual_nanos: 10_000, worst_nanos: 200
 /// Effort of an include, which prepares a request, and of a mistake, which is logged.
 const LARGE_EFFORT: Effort = Effort { usual_nanos: 20_000, worst_nanos: 200_000 };
 
-/// Effort of a KiB of text: it is read and searched, also where it is not shown.
+/// Effort of a KiB of text, which is read and searched even if it is hidden.
 const TEXT_EFFORT: Effort = Effort { usual_nanos: 1_250, worst_nanos: 12_500 };
 
-/// Bytes up to this length are gathered, until there are so many together: chunks, frames and TLS records of a few
-/// bytes each would cost more than the copy.
+/// Texts up to this length are gathered until they reach it together: chunks, frames and TLS records of a few bytes
+/// each would cost more than the copy.
 const GATHERED_ITEM_MAX: usize = 4 * 1024;
 const GATHERED_MAX: usize = 16 * 1024;
 
-/// How much is searched at once: all that is read of a file at once.
+/// Number of bytes that are searched at once: as many as a file read returns.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// How long a text may become when its variables are put in.
+/// Maximum length of a text after its variables were expanded.
 const TEXT_MAX: usize = 64 * 1024;
 
 const ERROR_MESSAGE: &[u8] = b"[an error occurred while processing the directive]";
 
-/// See the file's head.
+/// A document and the state of its parser.
 pub struct Document {
     source: InMemory,
-    /// What is being parsed.
+    /// The item that is being parsed.
     piece: Option<Piece>,
     parser: Parser,
     has_ended: bool,
@@ -61,7 +61,7 @@ pub struct Document {
     waits_for: Waiting,
     /// A command that waits for its share of a turn.
     found: Option<Event>,
-    /// What has not been given out yet, and what stands behind it: `Some(None)` is the end.
+    /// Text that was not sent yet, and the item behind it: `Some(None)` is the end.
     gathered: Vec<u8>,
     behind: Option<Option<Result<BodyItem, BodyError>>>,
 
@@ -69,16 +69,16 @@ pub struct Document {
     error_message: Bytes,
     time_format: TimeFormat,
     encoding: Encoding,
-    /// Whether text is shown: not in the branches of an `if` that were not chosen, and not in blocks.
+    /// `true` if text is shown; it is hidden in branches of an `if` that were not chosen, and in blocks.
     is_shown: bool,
     is_block: bool,
-    /// The number of the block that is open; none when there is no room for its text.
+    /// Number of the open block; `None` if its text exceeds the bound.
     block: Option<usize>,
     condition: Condition,
     has_chosen: bool,
 }
 
-/// An item of the document: how far it has been parsed, and how far it may be in this share of a turn.
+/// An item of the document: how far it was parsed, and how far it may be parsed in this turn.
 struct Piece {
     bytes: Bytes,
     at: usize,
@@ -87,7 +87,7 @@ struct Piece {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Condition {
-    /// Outside of an `if`, or of no matter.
+    /// Outside of an `if`, or irrelevant.
     None,
     /// Behind `if` or `elif`.
     If,
@@ -102,33 +102,33 @@ enum Encoding {
     Entity,
 }
 
-/// What a document waits for before it goes on.
+/// A wait of the document.
 enum Waiting {
     Nothing,
-    /// `wait="yes"`: the output of what was included.
+    /// `wait="yes"`: for the output of the included document.
     Output(Rc<Cell<bool>>),
-    /// `set`: the value of this variable.
+    /// `set`: for the value of this variable.
     Value(Vec<u8>, InMemorySubrequest),
 }
 
-/// A command that cannot be carried out; what is wrong was logged.
+/// A command failed; the reason was logged.
 struct Failed;
 
-/// What a command puts into the document.
+/// Item that a command inserts into the document.
 type Outcome = Result<Option<BodyItem>, Failed>;
 
-/// A command that is known.
+/// A known command.
 struct Row {
     name: &'static str,
-    /// Where it may stand: anywhere, up to an `else`, or up to `endif`.
+    /// Where it is allowed: anywhere, before an `else`, or before `endif`.
     condition: Condition,
-    /// Names, and whether the parameter must be there.
+    /// Names of parameters; `true` for required ones.
     parameters: &'static [(&'static str, bool)],
     effort: Effort,
     run: fn(&mut Document, &Request, &Parameters<'_>) -> Outcome,
 }
 
-/// The values of a command's parameters, in the order of its row.
+/// Values of a command's parameters, in the order of its row.
 struct Parameters<'c> {
     command: &'c Command,
     values: [Option<&'c [u8]>; 5],
@@ -196,7 +196,7 @@ const COMMANDS: &[Row] = &[
 ];
 
 impl Document {
-    /// A document whose text is `body`.
+    /// Creates a document whose text is `body`.
     pub(super) fn new(body: Body, page: Rc<Page>, conf: &Conf, time_format: TimeFormat) -> Document {
         Document {
             source: InMemory::new(body),
@@ -232,7 +232,7 @@ impl BodyStream for Document {
                     }
                 }
                 Poll::Ready(other) => self.behind = Some(other),
-                // It need not wait for what comes.
+                // Gathered text does not wait for more.
                 Poll::Pending if self.gathered.is_empty() => return Poll::Pending,
                 Poll::Pending => return Poll::Ready(Some(Ok(self.take_gathered()))),
             }
@@ -261,7 +261,7 @@ impl Document {
         BodyItem::Bytes(std::mem::take(&mut self.gathered).into())
     }
 
-    /// The next item as the document has it.
+    /// Returns the next item of the document.
     fn poll_item(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         loop {
             if let Err(error) = ready!(self.poll_waited(request, context)) {
@@ -304,14 +304,14 @@ impl Document {
                     self.piece = None;
                     continue;
                 }
-                // Text that is not shown could go on without end, too.
+                // Hidden text has no other bound on its work.
                 let units = left.div_ceil(1024);
                 ready!(poll_units(context, TEXT_EFFORT, units));
                 charge_units(TEXT_EFFORT, units);
                 piece.until += left;
             }
             let Some(event) = self.parser.next(&piece.bytes[..piece.until], &mut piece.at) else { continue };
-            // Commands, with output or without, could follow each other without end.
+            // A sequence of commands has no other bound on its work.
             if matches!(event, Event::Command(_) | Event::Mistake(_)) {
                 self.found = Some(event);
                 continue;
@@ -322,11 +322,11 @@ impl Document {
         }
     }
 
-    /// Ready when nothing is waited for any more.
+    /// Completes when the document need not wait any more.
     fn poll_waited(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         match &mut self.waits_for {
             Waiting::Nothing => return Poll::Ready(Ok(())),
-            // Whoever puts the output into its place asks again.
+            // `postpone` polls again when the output has ended.
             Waiting::Output(has_ended) if !has_ended.get() => return Poll::Pending,
             Waiting::Output(_) => {}
             Waiting::Value(name, subrequest) => {
@@ -340,7 +340,7 @@ impl Document {
         Poll::Ready(Ok(()))
     }
 
-    /// What an event puts into the document.
+    /// Returns the item that an event inserts into the document.
     fn handle(&mut self, request: &Request, event: Event) -> Option<BodyItem> {
         match event {
             Event::Text(range) => {
@@ -397,7 +397,7 @@ impl Document {
         (row.run)(self, request, &parameters)
     }
 
-    /// What is shown in place of a command that failed.
+    /// Returns the text that replaces a failed command.
     fn failure(&self) -> Option<BodyItem> {
         let is_shown = !self.is_silent && !self.error_message.is_empty();
         is_shown.then(|| BodyItem::Bytes(self.error_message.clone()))
@@ -408,7 +408,7 @@ impl Document {
         Failed
     }
 
-    /// A block that does not fit stays open, and hidden, until its end; only its text is lost.
+    /// Handles a block that exceeds the bound: it stays open and hidden until its end, and only its text is lost.
     fn check_block(&mut self, request: &Request, kept: Result<(), TooMuch>) {
         if let Err(TooMuch) = kept {
             self.complain(request, too_much());
@@ -418,7 +418,7 @@ impl Document {
         }
     }
 
-    /// A text with the values of its variables.
+    /// Returns a text with its variables expanded.
     fn evaluate(&self, request: &Request, text: &[u8]) -> Result<Vec<u8>, Failed> {
         let mut out = Vec::new();
         let mut is_too_long = false;
@@ -440,7 +440,7 @@ impl Document {
         self.page.append_variable(name, out) || request.append_named_variable(name, out)
     }
 
-    /// `include virtual|file [wait] [set|stub]`
+    /// Executes `include virtual|file [wait] [set|stub]`.
     fn include(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
         let [uri, file, wait, set, stub] = parameters.values;
         let complain = |message: String| Err(self.complain(request, message));
@@ -473,7 +473,7 @@ impl Document {
         if let Some(name) = set {
             let name = name.to_ascii_lowercase();
             if !self.page.append_variable(&name, &mut Vec::new()) {
-                // It is there, if empty, whatever becomes of the subrequest.
+                // The variable exists, and is empty, even if the subrequest fails.
                 let made = self.page.set_variable(&name, Bytes::new());
                 made.map_err(|TooMuch| self.complain(request, too_much()))?;
             }
@@ -492,7 +492,7 @@ impl Document {
         Ok(Some(BodyItem::Subrequest(Box::new(subrequest))))
     }
 
-    /// What is to be included; without a slash at its beginning it stands beside this document.
+    /// Returns the target of an include; a path without a slash at its beginning is relative to this document.
     fn target(&self, request: &Request, text: &[u8]) -> Result<Target, Failed> {
         let mut uri = self.evaluate(request, text)?;
         if !uri.starts_with(b"/") {
@@ -510,7 +510,7 @@ impl Document {
         Ok(Fallback { content_type: request.response.content_type.clone(), text })
     }
 
-    /// `echo var [default] [encoding]`
+    /// Executes `echo var [default] [encoding]`.
     fn echo(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
         let [name, default, encoding, ..] = parameters.values;
         let mut value = Vec::new();
@@ -540,7 +540,7 @@ impl Document {
         Ok(Some(BodyItem::Bytes(shown.into())))
     }
 
-    /// `config [errmsg] [timefmt]`
+    /// Executes `config [errmsg] [timefmt]`.
     fn config(&mut self, _request: &Request, parameters: &Parameters<'_>) -> Outcome {
         let [message, time_format, ..] = parameters.values;
         if let Some(time_format) = time_format {
@@ -552,7 +552,7 @@ impl Document {
         Ok(None)
     }
 
-    /// `set var value`
+    /// Executes `set var value`.
     fn set(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
         let [name, value, ..] = parameters.values;
         let value = self.evaluate(request, value.unwrap_or_default())?;
@@ -561,7 +561,7 @@ impl Document {
         Ok(None)
     }
 
-    /// `if expr` and `elif expr`
+    /// Executes `if expr` and `elif expr`.
     fn test(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
         if parameters.command.name == b"if" && self.condition != Condition::None {
             let message = "the \"if\" command inside the \"if\" command";
@@ -606,14 +606,14 @@ impl Document {
         Ok(true)
     }
 
-    /// `else`
+    /// Executes `else`.
     fn otherwise(&mut self, _request: &Request, _parameters: &Parameters<'_>) -> Outcome {
         self.is_shown = !self.has_chosen;
         self.condition = Condition::Else;
         Ok(None)
     }
 
-    /// `endif`
+    /// Executes `endif`.
     fn end_if(&mut self, _request: &Request, _parameters: &Parameters<'_>) -> Outcome {
         self.is_shown = true;
         self.has_chosen = false;
@@ -621,7 +621,7 @@ impl Document {
         Ok(None)
     }
 
-    /// `block name`
+    /// Executes `block name`.
     fn block(&mut self, request: &Request, parameters: &Parameters<'_>) -> Outcome {
         let [name, ..] = parameters.values;
         self.is_shown = false;
@@ -634,7 +634,7 @@ impl Document {
         Ok(None)
     }
 
-    /// `endblock`
+    /// Executes `endblock`.
     fn end_block(&mut self, _request: &Request, _parameters: &Parameters<'_>) -> Outcome {
         self.is_shown = true;
         self.is_block = false;
@@ -644,7 +644,7 @@ impl Document {
 }
 
 impl<'c> Parameters<'c> {
-    /// The error is nginx's message.
+    /// Checks a command's parameters. The error is nginx's message.
     fn of(command: &'c Command, row: &Row) -> Result<Parameters<'c>, String> {
         let name = row.name;
         if command.parameters.len() > PARAMETERS_MAX {
@@ -675,7 +675,7 @@ fn row_of(command: &Command) -> Option<&'static Row> {
     COMMANDS.iter().find(|row| row.name.as_bytes() == command.name)
 }
 
-/// Effort of an event's command.
+/// Returns the effort of an event's command.
 fn effort_of(event: &Event) -> Effort {
     match event {
         Event::Command(command) => row_of(command).map_or(LARGE_EFFORT, |row| row.effort),
@@ -683,19 +683,19 @@ fn effort_of(event: &Event) -> Effort {
     }
 }
 
-/// A long text that a command makes takes its time, too.
+/// Charges the time for a long text that a command makes.
 fn charge_text(text: &[u8]) {
     if text.len() >= 1024 {
         charge_units(TEXT_EFFORT, text.len() / 1024);
     }
 }
 
-/// Gale's own message: nginx has no bounds here.
+/// Returns the message of an exceeded bound, which nginx does not have.
 fn too_much() -> String {
     "the SSI page has too many or too long variables, blocks or includes".to_owned()
 }
 
-/// A part of the bytes; with all of them the parser is done.
+/// Returns a part of the bytes. With all of them the parser has finished its piece.
 fn part(bytes: &mut Bytes, range: std::ops::Range<usize>) -> Bytes {
     if range.len() == bytes.len() { std::mem::take(bytes) } else { bytes.slice(range) }
 }
@@ -707,7 +707,7 @@ mod tests {
 
     use super::*;
 
-    /// What is shown of a document, how often it had to wait for another turn, and how many items it has.
+    /// Returns the shown text of a document, the number of turns that it waited for, and the number of its items.
     fn shown(text: Vec<u8>) -> (Vec<u8>, u32, u32) {
         let request = Request::default();
         EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {

@@ -1,4 +1,4 @@
-//! ssi: commands in documents: other documents are included, variables shown, parts left out.
+//! ssi: server-side includes: commands in documents that include others, show variables, or leave parts out.
 //!   ssi on|off;                             http, server, location, if in location
 //!   ssi_last_modified on|off;               http, server, location
 //!   ssi_min_file_chunk SIZE;                http, server, location
@@ -8,9 +8,9 @@
 //!   $date_local, $date_gmt                  the time in the format of the document
 //! (<https://nginx.org/en/docs/http/ngx_http_ssi_module.html>)
 //!
-//! How commands are written is `gale_protocol::ssi`, what they do `document.rs`, what the documents of a request have
-//! in common `page.rs`. `ssi_min_file_chunk` is accepted and without effect: what had to be read to be parsed is sent
-//! from memory.
+//! `gale_protocol::ssi` parses commands, `document.rs` executes them, and `page.rs` has the state that the documents of
+//! a request share. `ssi_min_file_chunk` is accepted without effect: a text that was read for parsing is sent from
+//! memory.
 
 mod document;
 mod page;
@@ -111,7 +111,8 @@ struct Conf {
     ssi_value_length: Setting<usize>,
 }
 
-/// Values are kept in memory, [`gale_protocol::ssi::PARAMETERS_MAX`] of them at a time.
+/// Upper bound of `ssi_value_length`: values are kept in memory, [`gale_protocol::ssi::PARAMETERS_MAX`] of them at a
+/// time.
 const VALUE_LENGTH_MAX: u64 = 64 * 1024;
 
 fn value_length(statement: &Statement) -> Result<usize, Diagnostic> {
@@ -123,7 +124,7 @@ fn value_length(statement: &Statement) -> Result<usize, Diagnostic> {
     })
 }
 
-/// How this request's document shows times: `config timefmt`.
+/// Time format of this request's document: `config timefmt`.
 #[derive(Clone)]
 struct TimeFormat(Rc<RefCell<Vec<u8>>>);
 

@@ -1,5 +1,5 @@
-//! What the documents of one client's request have in common: variables, blocks, and the groups of the last regular
-//! expression. Whatever a document says, it is bounded.
+//! State that all documents of a client's request share: variables, blocks, and the captures of the last regular
+//! expression. Its size is bounded, whatever the documents contain.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -7,20 +7,20 @@ use std::collections::HashMap;
 use gale_http::variables::regex::Captures;
 use gale_runtime::Bytes;
 
-/// How many documents a request may include, one after another: nginx's bound for those under way at a time, which
-/// there are all. It ends pages that include themselves several times.
+/// Maximum number of documents that a request may include: nginx's bound for concurrent ones, which it applies to all
+/// of them. It stops pages that include themselves several times.
 const INCLUDES_MAX: u32 = 65535 - 1000;
 
-/// How many bytes the blocks and the variables of a request may have.
+/// Maximum size of the blocks and the variables of a request, in bytes.
 const BYTES_MAX: usize = 1024 * 1024;
 
-/// What an entry costs besides its bytes.
+/// Overhead of an entry in the accounting.
 const ENTRY_BYTES: usize = 64;
 
-/// There is no room for what was to be kept.
+/// The size would exceed its bound.
 pub struct TooMuch;
 
-/// See the file's head.
+/// The shared state.
 #[derive(Default)]
 pub struct Page {
     variables: RefCell<HashMap<Vec<u8>, Bytes>>,
@@ -31,7 +31,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Gives a variable its value; the name is in lower case.
+    /// Sets a variable; the name is in lower case.
     pub fn set_variable(&self, name: &[u8], value: Bytes) -> Result<(), TooMuch> {
         let mut variables = self.variables.borrow_mut();
         let known = variables.get_mut(name);
@@ -48,7 +48,7 @@ impl Page {
         Ok(())
     }
 
-    /// Appends the value of a variable of the page, or of a group; `false` when there is none.
+    /// Appends the value of a variable or a capture. Returns `false` if there is none.
     pub fn append_variable(&self, name: &[u8], out: &mut Vec<u8>) -> bool {
         if let [digit @ b'0'..=b'9'] = name {
             let (captures, text) = &*self.captured.borrow();
@@ -62,12 +62,12 @@ impl Page {
         variables.get(name).map(|value| out.extend_from_slice(value)).is_some()
     }
 
-    /// From now on `$0` to `$9` are the groups of this match in `text`.
+    /// Sets `$0` to `$9` to the captures of this match in `text`.
     pub fn set_captures(&self, captures: Captures, text: Vec<u8>) {
         self.captured.replace((captures, text));
     }
 
-    /// A new block of this name, to which [`Page::append_block`] adds; its number.
+    /// Begins a block with this name, to which [`Page::append_block`] adds. Returns its number.
     pub fn begin_block(&self, name: Vec<u8>) -> Result<usize, TooMuch> {
         self.spend_up_to(self.bytes.get() + name.len() + ENTRY_BYTES)?;
         let mut blocks = self.blocks.borrow_mut();
@@ -75,7 +75,7 @@ impl Page {
         Ok(blocks.len() - 1)
     }
 
-    /// Adds to the block of this number: several documents may be in a block at a time.
+    /// Adds to the block of this number: several documents may have an open block at a time.
     pub fn append_block(&self, number: Option<usize>, text: &[u8]) -> Result<(), TooMuch> {
         let mut blocks = self.blocks.borrow_mut();
         let Some((_, block)) = number.and_then(|number| blocks.get_mut(number)) else { return Ok(()) };
@@ -84,7 +84,7 @@ impl Page {
         Ok(())
     }
 
-    /// The block of this number becomes empty.
+    /// Empties the block of this number.
     pub fn forget_block(&self, number: usize) {
         if let Some((_, block)) = self.blocks.borrow_mut().get_mut(number) {
             self.bytes.set(self.bytes.get() - block.len());
@@ -92,14 +92,14 @@ impl Page {
         }
     }
 
-    /// The first block of this name.
+    /// Returns the first block with this name.
     pub fn block(&self, name: &[u8]) -> Option<Bytes> {
         let blocks = self.blocks.borrow();
         let (_, text) = blocks.iter().find(|(known, _)| known == name)?;
         Some(Bytes::copy_from_slice(text))
     }
 
-    /// Counts one more document that is included.
+    /// Counts an included document.
     pub fn count_include(&self) -> Result<(), TooMuch> {
         self.includes.set(self.includes.get() + 1);
         if self.includes.get() > INCLUDES_MAX { Err(TooMuch) } else { Ok(()) }
