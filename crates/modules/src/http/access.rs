@@ -37,7 +37,7 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// What the directives have in common.
+/// Common fields of the directive rows.
 const RULE: Directive = Directive {
     name: "",
     contexts: Contexts::ANYWHERE.or(Contexts::LIMIT_EXCEPT),

@@ -1,11 +1,11 @@
-//! addition: the output of subrequests before and after a response.
+//! addition: output of subrequests before and after a response.
 //!   add_before_body URI;             http, server, location
 //!   add_after_body URI;              http, server, location
 //!   addition_types TYPE ...;         http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_addition_module.html>)
 //!
-//! Only to responses of status 200. What comes after begins together with what comes before, unless the body in
-//! between comes as it is made: then it begins when that has ended, so that nothing is kept ready for a long time.
+//! Applies to responses of status 200 only. The subrequest after the body starts together with the one before it. If
+//! the body is a stream, it starts at the stream's end instead, so that its response is not held for a long time.
 
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -75,7 +75,7 @@ impl Conf {
     }
 }
 
-/// An empty URI takes away what is inherited.
+/// Returns the URI, or `None` for an empty one, which cancels the inherited URI.
 fn given(setting: &Setting<Box<[u8]>>) -> Option<&[u8]> {
     setting.is_set().then(|| &**setting.get()).filter(|uri| !uri.is_empty())
 }
@@ -98,11 +98,11 @@ fn add(request: &mut Request, conf: &Conf, body: &mut Body) {
 }
 
 struct Added {
-    /// Not begun yet, like `after`.
+    /// Not started yet, like `after`.
     before: Option<Target>,
     body: Body,
     after: Option<Target>,
-    /// What comes after, already begun.
+    /// The subrequest after the body, already started.
     last: Option<BodyItem>,
 }
 

@@ -1,10 +1,10 @@
-//! auth_request: asks another location whether a request may go on.
+//! auth_request: access control by the response of a subrequest.
 //!   auth_request URI|off;                http, server, location
 //!   auth_request_set $VARIABLE VALUE;    http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_auth_request_module.html>)
 //!
-//! 2xx lets the request in, 401 (with its challenges) and 403 become its answer, everything else is 500. The question
-//! is a subrequest without a body; of its answer only the head counts.
+//! 2xx lets the request pass, 401 (with its challenges) and 403 become its response, and any other status leads to 500.
+//! The subrequest has no body, and only the head of its response is used.
 
 use gale_protocol::response::ResponseField;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub static MODULE: Module = Module {
 
 #[derive(Default)]
 struct Conf {
-    /// What is said here or inherited: a URI, or nobody is asked.
+    /// The URI, or `None` for `off`, set here or inherited.
     asks: Option<Option<Box<[u8]>>>,
     set: Vec<(VariableId, Template)>,
 }
@@ -74,7 +74,7 @@ impl Conf {
     }
 }
 
-/// A variable before there is an answer.
+/// A variable before the subrequest has a response.
 struct Unset;
 
 impl Definition<Request> for Unset {
@@ -120,7 +120,7 @@ async fn decide(request: &mut Request, conf: &Conf) -> Flow {
         Ok(answer) => answer,
         Err(status) => return Flow::Respond(status),
     };
-    // Stored, so that they are there after internal redirects.
+    // Stored values outlive internal redirects.
     for (variable, value) in &conf.set {
         request.assign_variable(*variable, &value.evaluate(&answer));
     }

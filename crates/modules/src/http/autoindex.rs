@@ -1,13 +1,13 @@
-//! autoindex: a list of a directory's files.
+//! autoindex: directory listings.
 //!   autoindex on|off;                          http, server, location
 //!   autoindex_exact_size on|off;               http, server, location
 //!   autoindex_format html|json|jsonp|xml;      http, server, location
 //!   autoindex_localtime on|off;                http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_autoindex_module.html>)
 //!
-//! The texts are nginx's to the byte. A thread of the pool reads the directory, looks at every file and writes the
-//! text; the loop only sends it. A list has at most `ENTRIES_MAX` entries, whatever the directory holds, and those that
-//! are being sent have a bound together (`LISTS`).
+//! The texts are nginx's to the byte. A thread of the pool reads the directory and every file's metadata and writes the
+//! text; the loop only sends it. A listing has at most `ENTRIES_MAX` entries, and all listings in memory together have
+//! a bound (`LISTS`).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -89,17 +89,17 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// A directory with more entries is listed up to so many: some 50 MB of text.
+/// Maximum number of entries in a listing: some 50 MB of text.
 const ENTRIES_MAX: usize = 200_000;
 
-/// Lists in memory, of all clients together: a few of the longest, or thousands of usual ones. Clients that take
-/// nothing must not fill the memory with them.
+/// Memory of the listings for all clients together: a few of the longest, or thousands of usual ones. Slow clients must
+/// not fill the memory with listings.
 static LISTS: Budget = Budget::new(256 << 20);
 
-/// Longest name of a function that `jsonp` takes, as in nginx.
+/// Maximum length of a `jsonp` function's name, as in nginx.
 const CALLBACK_BYTES_MAX: usize = 128;
 
-/// How much of a name HTML shows.
+/// Maximum width of a name in HTML.
 const NAME_WIDTH: usize = 50;
 
 #[derive(Default)]
@@ -123,10 +123,10 @@ fn format(statement: &Statement) -> Result<Format, Diagnostic> {
     values::enumeration(statement, &choices)
 }
 
-/// How a list is written: everything that the thread needs to know.
+/// Format of a listing, with all that the thread needs to know.
 enum Form {
     Html(Html),
-    /// With the function that it is an argument of.
+    /// JSON, as the argument of this function if there is one.
     Json(Option<Vec<u8>>),
     Xml,
 }
@@ -134,9 +134,9 @@ enum Form {
 struct Html {
     uri: Vec<u8>,
     exact_size: bool,
-    /// Seconds that are added to each time.
+    /// Seconds to add to each time.
     offset: i64,
-    /// Names are counted in characters.
+    /// `true` if the width of names is counted in characters.
     is_utf8: bool,
 }
 
@@ -212,18 +212,18 @@ fn list<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
     })
 }
 
-/// The text, if there is room for it.
+/// Returns the text as a body, if the memory bound allows it.
 fn in_room(text: Vec<u8>) -> Option<Bytes> {
     Some(LISTS.take(text.len())?.hold(text))
 }
 
-/// Nginx has no such bound; the status is that of memory that is exhausted.
+/// Returns the status for exceeding the memory bound, which nginx does not have: that of exhausted memory.
 fn no_room(request: &Request) -> u16 {
     request.log(Level::Error, format_args!("directory listings that are being sent take too much memory"));
     503
 }
 
-/// The form of the answer; the error says what is wrong with the name of a function.
+/// Returns the format of the response. The error describes an invalid function name.
 fn form(request: &mut Request, conf: &Conf) -> Result<Form, &'static str> {
     Ok(match conf.format.get() {
         Format::Html => {
@@ -245,7 +245,7 @@ fn callback(request: &Request) -> &[u8] {
     super::variables::argument(&request.args, b"callback").unwrap_or_default()
 }
 
-/// A name is letters, digits, `_` and `.`; without one it is plain JSON.
+/// Parses a function name: letters, digits, `_` and `.`. Without one the result is plain JSON.
 fn check_callback(name: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
     if name.len() > CALLBACK_BYTES_MAX {
         return Err("too long");
@@ -256,7 +256,7 @@ fn check_callback(name: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
     Ok(Some(name.to_vec()).filter(|name| !name.is_empty()))
 }
 
-/// Says what failed, and which status that is.
+/// Logs a failure and returns its status.
 fn refusal(request: &Request, failure: &Failure) -> u16 {
     let (level, status) = match failure.error.raw_os_error() {
         _ if failure.call != OPENDIR => (Level::Crit, 500),
@@ -271,7 +271,7 @@ fn refusal(request: &Request, failure: &Failure) -> u16 {
 
 const OPENDIR: &str = "opendir";
 
-/// A call that failed, in nginx's words.
+/// A failed system call, described in nginx's words.
 struct Failure {
     call: &'static str,
     path: PathBuf,
@@ -306,12 +306,12 @@ struct Entry {
 
 struct Directory {
     entries: Vec<Entry>,
-    /// The first of the files that nobody may look at; they are left out.
+    /// The first of the files whose metadata could not be read for lack of permission; all of these are left out.
     skipped: Option<Failure>,
     is_cut: bool,
 }
 
-/// Blocks; for a thread of a pool. Directories come first, and all by name.
+/// Reads a directory. Blocks, so it must run in a thread of a pool. Directories come first, each kind sorted by name.
 fn read_directory(path: &Path) -> Result<Directory, Failure> {
     let failed = |call, path: &Path| {
         let path = path.to_owned();
@@ -342,7 +342,7 @@ fn read_directory(path: &Path) -> Result<Directory, Failure> {
     Ok(directory)
 }
 
-/// What a name leads to; a link that leads nowhere is told as itself.
+/// Returns the metadata of a link's target, or of the link itself if it is dangling.
 fn look_at(path: &Path) -> Result<std::fs::Metadata, Failure> {
     match std::fs::metadata(path) {
         Ok(metadata) => Ok(metadata),
@@ -382,7 +382,7 @@ impl Html {
         out.extend_from_slice(b"<a href=\"");
         escape(Class::Component, name, out);
         out.extend_from_slice(if entry.kind == Kind::Directory { b"/\">" } else { b"\">" });
-        // Where each character begins; each byte is one in a name that is no UTF-8.
+        // Start of each character; in a name that is not UTF-8 each byte is a character.
         let characters = std::str::from_utf8(name).ok().filter(|_| self.is_utf8);
         let mut width = characters.map_or(name.len(), |text| text.chars().count());
         if width > NAME_WIDTH {
@@ -430,7 +430,7 @@ const KIBIBYTE: u64 = 1 << 10;
 const MEBIBYTE: u64 = 1 << 20;
 const GIBIBYTE: u64 = 1 << 30;
 
-/// ` 28-Sep-1970 12:00 `
+/// Writes a time as ` 28-Sep-1970 12:00 `.
 fn write_time(out: &mut String, seconds: i64) -> std::fmt::Result {
     let (days, second_of_day) = split(seconds);
     let date = http_date::date_of(days);
@@ -439,7 +439,7 @@ fn write_time(out: &mut String, seconds: i64) -> std::fmt::Result {
     write!(out, " {:02}-{month}-{} {hour:02}:{minute:02} ", date.day, date.year)
 }
 
-/// Days since 1970 and the second of the day; what lies before counts as the beginning.
+/// Returns the days since 1970 and the second of the day. Times before 1970 count as its beginning.
 fn split(seconds: i64) -> (u64, u64) {
     let seconds = u64::try_from(seconds).unwrap_or(0).min(http_date::SECONDS_MAX);
     (seconds / 86_400, seconds % 86_400)

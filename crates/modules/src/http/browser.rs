@@ -1,12 +1,11 @@
-//! browser: variables for what a client's `User-Agent` says of its age.
+//! browser: variables that tell modern from ancient browsers by `User-Agent`.
 //!   modern_browser BROWSER VERSION;  modern_browser unlisted;     http, server, location
 //!   ancient_browser TEXT ...;        ancient_browser netscape4;   http, server, location
 //!   modern_browser_value TEXT;  ancient_browser_value TEXT;       http, server, location
 //!   $modern_browser, $ancient_browser: the value, or empty;  $msie
 //! (<https://nginx.org/en/docs/http/ngx_http_browser_module.html>)
 //!
-//! The browsers are those that nginx knows, of which most are gone: others are told apart by a `map` of
-//! `$http_user_agent`.
+//! The browsers are those that nginx knows, most of which are gone. Use a `map` of `$http_user_agent` for others.
 
 use std::sync::Arc;
 
@@ -111,16 +110,16 @@ struct Conf {
     ancient_value: Option<BString>,
 }
 
-/// What makes a browser modern.
+/// Rules for modern browsers.
 #[derive(Clone, Default)]
 struct Modern {
-    /// In the order of `KNOWN`, when complete.
+    /// Minimum versions; in the order of `KNOWN` when complete.
     browsers: Vec<(usize, Version)>,
-    /// Those that nothing is said of.
+    /// `true` if browsers without a rule count as modern.
     takes_unlisted: bool,
 }
 
-/// What makes it ancient.
+/// Rules for ancient browsers.
 #[derive(Clone, Default)]
 struct Ancient {
     texts: Vec<BString>,
@@ -133,17 +132,17 @@ enum Age {
     Ancient,
 }
 
-/// Where a browser says its name.
+/// Position of a browser's name in `User-Agent`.
 struct Known {
     name: &'static str,
-    /// Where it may stand at the earliest.
+    /// Smallest offset of the name.
     skip: usize,
     text: &'static [u8],
-    /// How much stands before the version.
+    /// Distance from the name's beginning to the version.
     before_version: usize,
 }
 
-/// Opera comes first: it used to say that it was another one, too.
+/// Opera comes first, since it used to include the names of other browsers.
 const KNOWN: [Known; 5] = [
     // Opera/9.01 (X11; FreeBSD 6 i386; U; en)
     // Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.0; en) Opera 8.0
@@ -165,14 +164,14 @@ const KNOWN: [Known; 5] = [
 
 const OPERA: usize = 0;
 
-/// A version as nginx counts it, `1.02.03` as 1,020,300: a part behind a dot counts a hundredth of the one before, and
-/// the fifth one nothing.
+/// A version in nginx's encoding, `1.02.03` as 1,020,300: each part counts a hundredth of the one before, and a fifth
+/// part is ignored.
 type Version = u64;
 
-/// No version is as high.
+/// Higher than any version.
 const NEVER: Version = Version::MAX;
 
-/// Reads a version, and says what is left behind it.
+/// Parses a version. Returns it and the rest of the text.
 fn read_version(text: &[u8]) -> (Version, &[u8]) {
     let end = text.iter().position(|byte| !matches!(byte, b'0'..=b'9' | b'.')).unwrap_or(text.len());
     let mut version: Version = 0;
@@ -269,7 +268,7 @@ impl Ancient {
 }
 
 impl Known {
-    /// The version, if it is this browser.
+    /// Returns the version, if the text is of this browser.
     fn version_in(&self, agent: &[u8]) -> Option<Version> {
         let found = agent.get(self.skip..)?.find(self.text)?;
         let version = agent.get(self.skip + found + self.before_version..).filter(|text| !text.is_empty())?;

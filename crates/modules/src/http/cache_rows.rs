@@ -1,5 +1,5 @@
-//! The directives of caches, which proxy, fastcgi, scgi and uwsgi have: `proxy_cache_path`, `fastcgi_cache_path` and so
-//! on. One macro makes the rows.
+//! Directives of caches in proxy, fastcgi, scgi and uwsgi: `proxy_cache_path`, `fastcgi_cache_path` and so on. One
+//! macro makes the rows.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache_path>)
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use gale_http::upstream::store::StoreTo;
 use gale_http::variables::template::Template;
 use gale_protocol::request::Method;
 
-/// The rows of a module whose settings have an `UpstreamSettings` called `upstream`, and of which responses may be
+/// Makes the rows of a module whose settings have an `UpstreamSettings` called `upstream`, and whose responses can be
 /// cached: those of caches and all others, with further rows behind them.
 macro_rules! upstream_cache_rows {
     ($conf:ty, $prefix:literal, $temp:literal, [$($own:expr),* $(,)?]) => {
@@ -125,7 +125,7 @@ macro_rules! upstream_cache_rows {
     };
 }
 
-/// One row of them.
+/// Makes one row.
 macro_rules! row {
     (@ $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr, $store:expr) => {
         $crate::http::upstream_rows::row!(@ $prefix, $name, $takes, $default, $about, $store)
@@ -166,10 +166,10 @@ pub(crate) use {row, upstream_cache_rows};
 
 pub(crate) use crate::http::upstream_rows::template;
 
-/// The least memory that an index has: nginx's two pages.
+/// Minimum size of an index: nginx's two pages.
 const ZONE_BYTES_MIN: usize = 2 * 4096;
 
-/// The directive that declares the caches of a module, by any of its directives: zones of one are none of another's.
+/// Returns the directive that declares the caches of a directive's module: modules do not share cache zones.
 fn declared_by(statement: &Statement) -> &'static str {
     match statement.name.text.split(|&byte| byte == b'_').next().unwrap_or_default() {
         b"fastcgi" => "fastcgi_cache_path",
@@ -179,7 +179,7 @@ fn declared_by(statement: &Statement) -> &'static str {
     }
 }
 
-/// `proxy_cache_path PATH keys_zone=NAME:SIZE [PARAMETER ...];`
+/// Parses `proxy_cache_path PATH keys_zone=NAME:SIZE [PARAMETER ...];`.
 pub(crate) fn cache_path(builder: &mut Builder, statement: &Statement) -> Result<ZoneRef<CachePath>, Diagnostic> {
     let directory = &statement.args[0];
     let text = directory.text.strip_suffix(b"/").unwrap_or(&directory.text);
@@ -195,7 +195,7 @@ pub(crate) fn cache_path(builder: &mut Builder, statement: &Statement) -> Result
         let number = |name: &str| units::parse_number(value).ok_or_else(|| value_error(name));
         let time = |name: &str| units::parse_time(value).ok_or_else(|| value_error(name));
         match name {
-            // As in nginx: as if it were not there.
+            // As in nginx an empty value is ignored.
             b"levels" if &**word.text == b"levels=" => {}
             b"levels" => levels = parse_levels(value).ok_or_else(|| invalid("\"levels\""))?,
             b"use_temp_path" if matches!(value, b"on" | b"off") => {}
@@ -260,7 +260,7 @@ fn flag(value: &[u8]) -> Option<bool> {
     }
 }
 
-/// `1:2`: up to three levels of one or two digits each.
+/// Parses `1:2`: up to three levels of one or two digits each.
 fn parse_levels(text: &[u8]) -> Option<Levels> {
     let levels: Option<Levels> = text
         .split(|&byte| byte == b':')
@@ -283,7 +283,7 @@ fn parse_zone(word: &Word, value: &[u8]) -> Result<ZoneSize, Diagnostic> {
     Ok(ZoneSize { name: name.into(), bytes })
 }
 
-/// `proxy_cache ZONE|off;`
+/// Parses `proxy_cache ZONE|off;`.
 pub(crate) fn cache(builder: &mut Builder, statement: &Statement) -> Result<CacheChoice, Diagnostic> {
     let word = &statement.args[0];
     if &**word.text == b"off" {
@@ -296,10 +296,10 @@ pub(crate) fn cache(builder: &mut Builder, statement: &Statement) -> Result<Cach
     builder.zone(declared_by(statement), &word.text, word.span).map(CacheChoice::Zone)
 }
 
-/// What in a key tells users apart.
+/// Variables that make a key different for each user.
 const OF_USERS: &[&str] = &["http_authorization"];
 
-/// `proxy_cache_key TEXT;`
+/// Parses `proxy_cache_key TEXT;`.
 pub(crate) fn cache_key(builder: &mut Builder, statement: &Statement) -> Result<CacheKey, Diagnostic> {
     key_of(builder, &statement.args[0])
 }
@@ -313,8 +313,8 @@ fn key_of(builder: &mut Builder, word: &Word) -> Result<CacheKey, Diagnostic> {
     Ok(CacheKey { template, tells_users, tells_slices, search })
 }
 
-/// Where a key has the query: what comes before its last mention, and what comes behind it. A query that is in a place
-/// of its own there can be left out of the key; anything else that depends on it still tells requests apart.
+/// Splits a key at the last mention of the query string, into the texts before and after it. Thus the query can be left
+/// out of the key; other parts that depend on it still distinguish requests.
 fn search_place(builder: &mut Builder, word: &Word) -> Result<Option<QueryInKey>, Diagnostic> {
     let Some((before, variable, after)) = last_query(&word.text) else { return Ok(None) };
     let has_path = variable.contains_str("_uri");
@@ -329,7 +329,7 @@ fn search_place(builder: &mut Builder, word: &Word) -> Result<Option<QueryInKey>
     }))
 }
 
-/// Divides a text at the last variable that is the query or ends with it.
+/// Splits a text at the last variable that is the query string or ends with it.
 fn last_query(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     text.rfind_iter(b"$").find_map(|at| {
         let rest = &text[at + 1..];
@@ -346,7 +346,7 @@ fn last_query(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     })
 }
 
-/// `proxy_cache_valid [STATUS ...] TIME;`
+/// Parses `proxy_cache_valid [STATUS ...] TIME;`.
 pub(crate) fn cache_valid(statement: &Statement) -> Result<Vec<Valid>, Diagnostic> {
     let (time, statuses) = statement.args.split_last().expect("it takes at least one");
     let invalid_time = || Diagnostic::emerg(format!("invalid time value \"{}\"", time.text)).at(time.span);
@@ -363,7 +363,7 @@ pub(crate) fn cache_valid(statement: &Statement) -> Result<Vec<Valid>, Diagnosti
     statuses.iter().map(|word| status_of(word).map(|status| Valid { status, seconds })).collect()
 }
 
-/// `proxy_cache_methods METHOD ...;`
+/// Parses `proxy_cache_methods METHOD ...;`.
 pub(crate) fn cache_methods(
     builder: &mut Builder,
     statement: &Statement,
@@ -374,12 +374,12 @@ pub(crate) fn cache_methods(
     values::bitmask(statement, &words, earlier, &mut builder.diagnostics)
 }
 
-/// Texts of which one that is neither empty nor `0` is enough.
+/// Parses texts, of which one that is neither empty nor `0` fulfils the condition.
 pub(crate) fn conditions(builder: &mut Builder, statement: &Statement) -> Result<Vec<Template>, Diagnostic> {
     statement.args.iter().map(|word| builder.http_mut().template(word)).collect()
 }
 
-/// `proxy_cache_use_stale`
+/// Parses `proxy_cache_use_stale`.
 pub(crate) fn cache_use_stale(
     builder: &mut Builder,
     statement: &Statement,
@@ -389,17 +389,17 @@ pub(crate) fn cache_use_stale(
     crate::http::upstream_rows::retry_on(builder, statement, earlier, &words.copied().collect::<Vec<_>>())
 }
 
-/// `proxy_cache_conformance`
+/// Parses `proxy_cache_conformance`.
 pub(crate) fn cache_conformance(statement: &Statement) -> Result<Conformance, Diagnostic> {
     let choices = [("mixed", Conformance::Mixed), ("nginx", Conformance::Nginx), ("rfc9111", Conformance::Rfc9111)];
     values::enumeration(statement, &choices)
 }
 
-/// The longest time that heuristics give, unless the configuration says otherwise: a day, as RFC 9111 §4.2.2 draws a
-/// line there for warnings of old.
+/// Default maximum of a heuristic freshness lifetime: a day, the age above which caches used to add a warning (RFC 9111
+/// §4.2.2).
 const HEURISTIC_SECONDS_MAX: u32 = 86_400;
 
-/// `proxy_cache_heuristic off | PERCENT% [max=TIME];`
+/// Parses `proxy_cache_heuristic off | PERCENT% [max=TIME];`.
 pub(crate) fn cache_heuristic(statement: &Statement) -> Result<Option<Heuristic>, Diagnostic> {
     let [first, rest @ ..] = &statement.args[..] else { unreachable!("it takes at least one") };
     let invalid = |word: &Word| Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span);
@@ -418,7 +418,7 @@ pub(crate) fn cache_heuristic(statement: &Statement) -> Result<Option<Heuristic>
     Ok(Some(Heuristic { percent: percent as u32, seconds_max }))
 }
 
-/// `proxy_store on|off|PATH;`
+/// Parses `proxy_store on|off|PATH;`.
 pub(crate) fn store(builder: &mut Builder, statement: &Statement) -> Result<StoreTo, Diagnostic> {
     let word = &statement.args[0];
     Ok(match &**word.text {
@@ -429,14 +429,14 @@ pub(crate) fn store(builder: &mut Builder, statement: &Statement) -> Result<Stor
     })
 }
 
-/// `proxy_store_access user:RIGHTS [group:RIGHTS] [all:RIGHTS];`
+/// Parses `proxy_store_access user:RIGHTS [group:RIGHTS] [all:RIGHTS];`.
 pub(crate) use gale_http::files::placing::parse_permissions as store_access;
 
-/// Completes the settings of a scope, whose `parent` has another scope's. `default_key` is the key where none is
+/// Completes the settings of a scope; `parent` are those of the outer scope. `default_key` is the key if none is
 /// configured.
 ///
 /// # Errors
-/// A cache beside `…_store`.
+/// The scope has both a cache and `…_store`.
 pub(crate) fn complete(
     settings: &mut UpstreamSettings,
     parent: Option<&UpstreamSettings>,
@@ -454,7 +454,7 @@ pub(crate) fn complete(
                 let message = format!("\"{prefix}_store\" directive is incompatible with \"{prefix}_cache\"");
                 return Err(Diagnostic::emerg(message).at_opt(store));
             }
-            // What is said nearer counts.
+            // The setting of the inner scope wins.
             (true, false) => settings.cache.choice.set(CacheChoice::Off, store),
             (false, _) => settings.store.to.set(StoreTo::Off, store),
         }

@@ -1,4 +1,4 @@
-//! charset: which characters the bytes of a response stand for, and other bytes for them where a table says which.
+//! charset: the charset in `Content-Type`, and conversion of bodies from one charset to another.
 //!   charset NAME | $VARIABLE | off;         http, server, location, if in location
 //!   source_charset NAME | $VARIABLE;        http, server, location, if in location
 //!   override_charset on | off;              http, server, location, if in location
@@ -6,10 +6,10 @@
 //!   charset_map NAME NAME { CODE CODE; ... }                                     http
 //! (<https://nginx.org/en/docs/http/ngx_http_charset_module.html>)
 //!
-//! Only what `Content-Type` names is changed: responses of a listed type, or of any that names a charset already where
-//! `override_charset` says so. The output of subrequests gets the charset of the client's request. What is compressed
-//! is never converted. A character that the table lacks becomes `&#NUMBER;` where it came as UTF-8, else a question
-//! mark, and so do bytes that are no UTF-8: unlike nginx, what stands behind them is not swallowed.
+//! Applies to responses of a listed type, and with `override_charset` to any response that names a charset. The output
+//! of subrequests gets the charset of the client's request. Compressed bodies are never converted. A character that the
+//! table lacks becomes `&#NUMBER;` if the source is UTF-8, else a question mark; invalid UTF-8 becomes a question mark,
+//! too, and unlike in nginx the bytes behind it are not lost.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -96,7 +96,7 @@ pub static MODULE: Module = Module {
 
 const UTF_8: &[u8] = b"utf-8";
 
-/// How much is made before it leaves.
+/// Size of the output buffer.
 const PIECE_BYTES: usize = *ROOM_BYTES.end();
 
 #[derive(Default)]
@@ -105,7 +105,7 @@ struct Conf {
     source_charset: Setting<Charset>,
     override_charset: Setting<bool>,
     charset_types: Setting<Vec<MediaTypes>>,
-    /// Those of the http block.
+    /// The maps of the http block.
     maps: Vec<Arc<Map>>,
 }
 
@@ -116,7 +116,7 @@ enum Charset {
     Variable(VariableId),
 }
 
-/// Always: another server may name a charset, too.
+/// Always applies, since the response of an upstream server may name a charset.
 fn applies(_: &Conf) -> bool {
     true
 }
@@ -137,7 +137,7 @@ fn source_charset(builder: &mut Builder, statement: &Statement) -> Result<Charse
     Ok(Charset::Variable(builder.http_mut().variable(name, Some(word.span))))
 }
 
-/// Every scope has the maps of the http block, and one for what it is to convert.
+/// Gives every scope the maps of the http block, and checks that there is a map for its conversion.
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, _: &mut Builder) -> Result<(), Diagnostic> {
     let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
     let Some(parent) = parent.and_then(|parent| parent.downcast_ref::<Conf>()) else { return Ok(()) };
@@ -156,7 +156,7 @@ fn no_map(from: &[u8], to: &[u8]) -> String {
     format!("no \"charset_map\" between the charsets \"{}\" and \"{}\"", BStr::new(from), BStr::new(to))
 }
 
-/// The charset of the client's request, which the output of its subrequests gets, too.
+/// The charset of the client's request, which the output of its subrequests gets, too; a note.
 #[derive(Default)]
 struct Shown(RefCell<Option<Box<[u8]>>>);
 
@@ -188,7 +188,7 @@ fn convert(request: &mut Request, conf: &Conf, body: &mut Body) {
     *body = conversion.around(std::mem::take(body));
 }
 
-/// Whether the bytes of a response of this `Content-Type` will be UTF-8, as far as `charset` says so.
+/// Returns `true` if `charset` makes the response of this `Content-Type` UTF-8.
 pub(super) fn is_utf8(request: &mut Request, content_type: &[u8]) -> bool {
     let configuration = std::rc::Rc::clone(request.configuration());
     let Some(conf) = configuration.http().scope(request.scope).conf_of::<Conf>() else { return false };
@@ -198,7 +198,7 @@ pub(super) fn is_utf8(request: &mut Request, content_type: &[u8]) -> bool {
     to.is_some_and(|to| to.eq_ignore_ascii_case(UTF_8))
 }
 
-/// What the response is to be written in, if anybody says so.
+/// Returns the charset of the response, if one is configured.
 fn destination(request: &Request, conf: &Conf) -> Option<Box<[u8]>> {
     if !request.is_main() {
         return request.shared_note::<Shown>().0.borrow().clone();
@@ -230,7 +230,7 @@ fn name_of(request: &Request, charset: &Charset) -> Box<[u8]> {
     }
 }
 
-/// The charset that is among the parameters of a media type.
+/// Returns the charset among the parameters of a media type.
 fn charset_of(content_type: &[u8]) -> Option<&[u8]> {
     content_type.split(|&byte| byte == b';').skip(1).find_map(|parameter| {
         let (name, value) = parameter.trim_ascii().split_once_str("=")?;
@@ -238,7 +238,7 @@ fn charset_of(content_type: &[u8]) -> Option<&[u8]> {
     })
 }
 
-/// Names the charset. Not for redirects: old browsers took it for that of the next page.
+/// Adds the charset to `Content-Type`. Not for redirects: old browsers took it for the charset of the next page.
 fn show(request: &mut Request, name: &[u8]) {
     if !request.is_main() {
         return;
@@ -255,7 +255,7 @@ fn show(request: &mut Request, name: &[u8]) {
     }
 }
 
-/// `charset_map`
+/// A `charset_map`.
 struct Map {
     first: Box<[u8]>,
     second: Box<[u8]>,
@@ -267,25 +267,25 @@ enum Tables {
     Utf8 { forth: Arc<Utf8Table>, back: Arc<Pages> },
 }
 
-/// A character, or several, in up to three bytes.
+/// One or more characters, in up to three bytes.
 #[derive(Clone, Copy, Default)]
 struct Utf8Bytes {
     bytes: [u8; 3],
     length: u8,
 }
 
-/// For each byte what stands for it.
+/// UTF-8 text for each byte.
 struct Utf8Table {
     rows: [Utf8Bytes; 256],
-    /// ASCII stands for itself.
+    /// `true` if ASCII maps to itself.
     keeps_ascii: bool,
 }
 
-/// For each character of 16 bits the byte that stands for it, or none: a page for those that begin with the same 8.
+/// Byte for each 16-bit character, or none: a page for each value of the upper 8 bits.
 struct Pages([Option<Box<[Option<u8>; 256]>>; 256]);
 
 impl Map {
-    /// How to come from one charset to another, if this map says so.
+    /// Returns the conversion from one charset to another, if this map has it.
     fn conversion(&self, from: &[u8], to: &[u8]) -> Option<Conversion> {
         let is_pair = |first: &[u8], second: &[u8]| from.eq_ignore_ascii_case(first) && to.eq_ignore_ascii_case(second);
         match &self.tables {
@@ -305,7 +305,7 @@ impl Map {
         }
     }
 
-    /// Whether it is between these two, in whichever direction.
+    /// Returns `true` if the map is between these two, in either direction.
     fn is_between(&self, one: &[u8], other: &[u8]) -> bool {
         self.conversion(one, other).is_some()
     }
@@ -337,7 +337,7 @@ fn add_map(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Res
     Ok(())
 }
 
-/// What no row says anything of: ASCII is itself, all else is unknown.
+/// Reads the rows of a map between single-byte charsets. Without a row, ASCII maps to itself and all else is unknown.
 fn byte_tables(rows: &[Statement]) -> (Tables, Vec<Diagnostic>) {
     let mut forth: [u8; 256] = std::array::from_fn(|byte| if byte < 128 { byte as u8 } else { b'?' });
     let mut back = forth;
@@ -374,7 +374,7 @@ fn utf8_tables(rows: &[Statement]) -> (Tables, Vec<Diagnostic>) {
     (Tables::Utf8 { forth: Arc::new(Utf8Table::new(forth)), back: Arc::new(back) }, errors)
 }
 
-/// The code in the first column of a row, and the second column.
+/// Parses the code in a row's first column; also returns the second column.
 fn codes(row: &Statement) -> Result<(u8, &Word), Diagnostic> {
     crate::shared::check_row(row)?;
     let [second] = row.args.as_slice() else { return Err(row.error("invalid parameters number")) };
@@ -386,13 +386,13 @@ fn invalid_value(word: &Word) -> Diagnostic {
     error.hint("a row has two codes in hexadecimal, such as: C0 FE; or, with utf-8, C0 D18E;")
 }
 
-/// A byte in hexadecimal.
+/// Parses a hexadecimal byte.
 fn code(word: &Word) -> Result<u8, Diagnostic> {
     let parsed = word.text.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()));
     parsed.and_then(|text| u8::from_str_radix(text, 16).ok()).ok_or_else(|| invalid_value(word))
 }
 
-/// UTF-8 in hexadecimal: up to three bytes, and the character that they begin with, one of 16 bits.
+/// Parses hexadecimal UTF-8: up to three bytes, and the 16-bit character that they begin with.
 fn utf8_code(word: &Word) -> Result<(Utf8Bytes, u16), Diagnostic> {
     let (pairs, []) = word.text.as_chunks::<2>() else { return Err(invalid_value(word)) };
     let mut utf8 = Utf8Bytes::default();
@@ -434,7 +434,7 @@ impl Pages {
     }
 }
 
-/// How to come from one charset to another.
+/// A conversion from one charset to another.
 enum Conversion {
     Bytes(Arc<[u8; 256]>),
     ToUtf8(Arc<Utf8Table>),
@@ -446,7 +446,7 @@ impl Conversion {
         matches!(self, Conversion::Bytes(_))
     }
 
-    /// The body, converted on its way.
+    /// Returns the body, converted as it is sent.
     fn around(self, body: Body) -> Body {
         Body::Stream(match self {
             Conversion::Bytes(table) => Box::new(ByteForByte { table, state: State::Whole(body) }),
@@ -460,7 +460,7 @@ fn converting<E: Encoder>(body: Body, encoder: E) -> Transformed<Converting<E>> 
     Transformed::new(body, Converting { encoder, ready: Ready::default() }, PIECE_BYTES)
 }
 
-/// A body whose bytes become one other byte each: it is as long as before, and can be had in parts.
+/// A body in which each byte is replaced by one other byte: its length stays the same, and ranges of it can be sent.
 struct ByteForByte {
     table: Arc<[u8; 256]>,
     state: State,
@@ -517,7 +517,7 @@ impl BodyStream for ByteForByte {
     }
 }
 
-/// What one step made and there was no room for: `&#1114111;` at most.
+/// Output of one step that did not fit into the buffer: `&#1114111;` at most.
 #[derive(Default)]
 struct Ready {
     bytes: [u8; 10],
@@ -531,7 +531,7 @@ impl Ready {
         (self.from, self.to) = (0, bytes.len());
     }
 
-    /// What of it there is room for; how much that is.
+    /// Moves as much as fits into the buffer. Returns its length.
     fn take(&mut self, room: &mut [u8]) -> usize {
         let length = room.len().min(self.to - self.from);
         room[..length].copy_from_slice(&self.bytes[self.from..self.from + length]);
@@ -540,15 +540,17 @@ impl Ready {
     }
 }
 
-/// A byte or a character at a time.
+/// An encoder that takes a byte or a character at a time.
 trait Encoder {
-    /// Takes some of the input, which is not empty, and makes at most what [`Ready`] holds: how much was taken.
+    /// Takes a part of the non-empty input, and outputs at most as much as [`Ready`] holds. Returns the number of bytes
+    /// taken.
     fn encode(&mut self, input: &[u8], ready: &mut Ready) -> usize;
 
-    /// What is to be said of an end in the middle of a character.
+    /// Outputs the replacement of an incomplete character at the end of the body.
     fn end(&mut self, _ready: &mut Ready) {}
 
-    /// Converts what needs nothing kept, as far as there is certainly room: how much was taken, and made.
+    /// Converts input that needs no state, as long as the output certainly fits. Returns the numbers of bytes taken and
+    /// written.
     fn encode_many(&self, input: &[u8], room: &mut [u8]) -> (usize, usize);
 }
 
@@ -559,7 +561,7 @@ struct Converting<E> {
 
 impl<E: Encoder> Transform for Converting<E> {
     fn effort(&self) -> Effort {
-        // A character that becomes a number.
+        // The worst case is a character that becomes a number.
         Effort { usual_nanos: 3, worst_nanos: 100 }
     }
 
@@ -590,7 +592,7 @@ impl<E: Encoder> Transform for Converting<E> {
     }
 }
 
-/// Copies the ASCII characters at the beginning, as far as there is room.
+/// Copies the ASCII characters at the beginning, as far as there is room. Returns their number.
 fn copy_ascii(input: &[u8], room: &mut [u8]) -> usize {
     let most = input.len().min(room.len());
     let plain = input[..most].find_non_ascii_byte().unwrap_or(most);
@@ -639,7 +641,7 @@ impl Encoder for ToUtf8 {
 
 struct FromUtf8 {
     pages: Arc<Pages>,
-    /// The beginning of a character.
+    /// Bytes of an incomplete character.
     kept: [u8; 4],
     kept_length: usize,
 }
@@ -666,7 +668,7 @@ impl Encoder for FromUtf8 {
                 1
             }
             Err(error) if error.error_len().is_none() => 1,
-            // The byte that does not belong to what was kept is one of its own.
+            // The byte that does not continue the character is not taken: it begins the next one.
             Err(_) => {
                 let taken = usize::from(self.kept_length == 1);
                 self.kept_length = 0;
@@ -703,7 +705,7 @@ impl Encoder for FromUtf8 {
 mod tests {
     use super::*;
 
-    /// What comes out, however much is given at a time and however little room there is.
+    /// Converts input in all divisions and buffer sizes, and returns the output, which must not depend on them.
     fn converted<E: Encoder>(make: impl Fn() -> E, input: &[u8]) -> Vec<u8> {
         let mut results = Vec::new();
         for piece in 1..=input.len().max(1) {

@@ -1,5 +1,5 @@
-//! What health checks of http have in common, whatever they ask: the service, and how a peer is asked, over a
-//! connection of their own, which may be kept from one check to the next.
+//! Common part of health checks in http: the service, and a client with connections of its own, which may be kept from
+//! one check to the next.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,20 +23,20 @@ use gale_runtime::{Bytes, ConnectOptions, Moment, SocketAddress, now};
 
 use crate::shared::health_check::{Asks, CheckLog, Failed, Rules, run};
 
-/// What is asked of the peers of a location's group, and what is made of their answers.
+/// A check of the peers of a location's group: its request, and the judgement of responses.
 pub(crate) trait Question: Send + Sync + 'static {
-    /// The parameters that all checks have.
+    /// Returns the parameters that all checks have.
     fn rules(&self) -> &Rules;
 
-    /// Where the check stands.
+    /// Returns the server and the scope of the check.
     fn location(&self) -> (ServerId, ScopeId);
 
-    /// The name of the `match`; empty for none.
+    /// Returns the name of the `match` block; empty for none.
     fn matches(&self) -> &BStr {
         BStr::new("")
     }
 
-    /// Asks a peer once.
+    /// Checks a peer once.
     fn ask(
         &self,
         worker: &Rc<Worker>,
@@ -46,17 +46,17 @@ pub(crate) trait Question: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), Failure>>;
 }
 
-/// Why a check was not passed.
+/// Reason why a check failed.
 pub(crate) enum Failure {
-    /// There is no answer.
+    /// There is no response.
     Client(ClientError),
-    /// The request cannot be made.
+    /// The request cannot be built.
     Request(String),
-    /// The answer is not what it should be.
+    /// The response does not match.
     Answer(Failed),
 }
 
-/// Has the peers of this group asked.
+/// Adds a check of this group.
 pub(crate) fn add<Q: Question>(builder: &mut Builder, group: UpstreamId, question: Q) -> Result<(), Diagnostic> {
     let Rules { before, span, .. } = *question.rules();
     let id = builder.http_mut().upstreams.add_check(group, before, span);
@@ -64,7 +64,7 @@ pub(crate) fn add<Q: Question>(builder: &mut Builder, group: UpstreamId, questio
     builder.add_service(ServiceSpec::per_process(name, HealthCheck { id, question }), span)
 }
 
-/// The service.
+/// The service that runs the check.
 struct HealthCheck<Q> {
     id: CheckId,
     question: Q,
@@ -87,7 +87,7 @@ impl<Q: Question> Service for HealthCheck<Q> {
     }
 }
 
-/// What the checks of a service have in common.
+/// State that the checks of a service share.
 struct Checks<Q> {
     settings: Arc<HealthCheck<Q>>,
     check: Check,
@@ -114,7 +114,7 @@ impl<Q: Question> Asks for Checks<Q> {
         let log = CheckLog { log, check: &self.check, peer, matches };
         let result = match result {
             Ok(()) => Ok(()),
-            // It says nothing about the peer.
+            // This local error says nothing about the peer.
             Err(Failure::Client(ClientError::NoConnections)) => return self.worker.complain_of_connections(),
             Err(Failure::Request(error)) => {
                 return log.write(Level::Error, &format_args!("{error} while preparing a request to an upstream"));
@@ -126,7 +126,7 @@ impl<Q: Question> Asks for Checks<Q> {
     }
 }
 
-/// A connection that is kept from check to check, and when it was made.
+/// A connection kept between checks, and the time of its creation.
 pub(crate) struct Kept {
     connection: Connection,
     since: Moment,
@@ -137,39 +137,39 @@ enum Connection {
     Http2(Http2Client),
 }
 
-/// What a peer is asked.
+/// The request to a peer.
 pub(crate) enum Asking {
     Http1(ClientRequest),
     Http2 {
         head: Http2Request,
         body: Option<Bytes>,
-        /// How long the response's head may be, in bytes.
+        /// Maximum length of the response's head, in bytes.
         head_max: usize,
-        /// How much of its body is kept, in bytes.
+        /// Maximum length of the body that is kept, in bytes.
         body_max: usize,
     },
 }
 
-/// Where a peer is asked, and how.
+/// Connection settings of a check.
 pub(crate) struct Way<'w> {
     pub worker: &'w Rc<Worker>,
     pub address: SocketAddress,
     pub options: ConnectOptions,
-    /// What goes before everything else, in the clear: the header of the PROXY protocol, or nothing.
+    /// Bytes sent first, in the clear: the header of the PROXY protocol, or nothing.
     pub header: Vec<u8>,
     pub tls: Option<PassingTls>,
     pub patience: Patience,
-    /// How long a connection is used again.
+    /// Maximum age of a connection that is reused.
     pub keepalive_time: Duration,
 }
 
-/// How long what may take, as the settings say.
+/// Returns the timeouts of the settings.
 pub(crate) fn patience(settings: &UpstreamSettings) -> Patience {
     let (send, read) = (*settings.send_timeout.get(), *settings.read_timeout.get());
     Patience { send, read, whole: send.saturating_add(read) }
 }
 
-/// How a peer that the URL calls `host` is asked over TLS.
+/// Returns the TLS settings for a peer, whose name in the URL is `host`.
 pub(crate) fn tls(request: &Request, settings: &UpstreamSettings, host: &[u8]) -> PassingTls {
     let mut tls = PassingTls::new(settings, host);
     tls.evaluate(request, settings);
@@ -177,10 +177,10 @@ pub(crate) fn tls(request: &Request, settings: &UpstreamSettings, host: &[u8]) -
 }
 
 impl Way<'_> {
-    /// Asks the peer, on the connection that was kept if that is still good.
+    /// Sends the request to the peer, on the kept connection if that can be reused.
     ///
     /// # Errors
-    /// Why there is no answer.
+    /// The reason why there is no response.
     pub async fn ask(&self, asking: &Asking, kept: &mut Option<Kept>) -> Result<Answer, ClientError> {
         let is_fresh = |kept: &Kept| now().since(kept.since) < self.keepalive_time && kept.connection.is_idle();
         let mut used = kept.take().filter(is_fresh);
@@ -192,7 +192,7 @@ impl Way<'_> {
             };
             match connection.ask(asking, self.patience).await {
                 Ok((answer, connection)) => break (answer, connection, since),
-                // The server may have closed it a moment ago.
+                // The server may have closed the kept connection meanwhile.
                 Err(ClientError::Closed(_) | ClientError::Failed(..)) if is_reused => {}
                 Err(error) => return Err(error),
             }
@@ -222,7 +222,7 @@ impl Connection {
         }
     }
 
-    /// The answer, and the connection if it may carry another request.
+    /// Returns the response, and the connection if it can be reused.
     async fn ask(self, asking: &Asking, patience: Patience) -> Result<(Answer, Option<Connection>), ClientError> {
         match (self, asking) {
             (Connection::Http1(connection), Asking::Http1(request)) => {

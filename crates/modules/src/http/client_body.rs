@@ -1,9 +1,9 @@
-//! The body of a request as the configuration sees it: read before anything else is done, and as variables.
+//! The request body in the configuration: early reading, and variables.
 //!   client_body_early_read STRING ...;          http, server
 //!   $request_body   $request_body_file
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#client_body_early_read>)
 //!
-//! Whoever else wants the body gets what was read here.
+//! Modules that read the body later get the bytes that were read here.
 
 use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
@@ -82,7 +82,7 @@ fn read(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
     })
 }
 
-/// What is in a file is not read again for a variable, as in nginx.
+/// Appends the body. As in nginx, a body that is stored in a file is not read back for a variable.
 fn append_body(request: &Request, out: &mut Vec<u8>) -> bool {
     match &request.body {
         Some(body) if body.file().is_none() && body.length() > 0 => {

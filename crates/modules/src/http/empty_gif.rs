@@ -1,4 +1,4 @@
-//! empty_gif: a transparent picture of one pixel.
+//! empty_gif: a transparent image of one pixel.
 //!   empty_gif;          location
 //! (<https://nginx.org/en/docs/http/ngx_http_empty_gif_module.html>)
 
@@ -31,7 +31,7 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// Not inherited: what answers a location is its own.
+/// Not inherited: a location's content handler is its own.
 #[derive(Default)]
 struct Conf {
     is_on: bool,
@@ -52,7 +52,7 @@ fn answer(request: &mut Request) -> Flow {
     Flow::Answer(Body::Bytes(Bytes::from_static(&PICTURE)))
 }
 
-/// nginx's time for it: Mon, 28 Sep 1970 06:00:00 GMT.
+/// nginx's modification time of the image: Mon, 28 Sep 1970 06:00:00 GMT.
 const MODIFIED: u64 = 23_349_600;
 
 /// GIF89a, section by section (<https://www.w3.org/Graphics/GIF/spec-gif89a.txt>).

@@ -1,4 +1,4 @@
-//! fastcgi: passes requests to FastCGI applications, PHP's above all.
+//! fastcgi: passes requests to FastCGI applications such as PHP-FPM.
 //!   fastcgi_pass ADDRESS;                               location, if in location
 //!   fastcgi_param NAME VALUE [if_not_empty];
 //!   fastcgi_index NAME;  fastcgi_split_path_info REGEX;
@@ -127,14 +127,14 @@ pub static MODULE: Module = Module {
 #[derive(Default)]
 struct Conf {
     upstream: UpstreamSettings,
-    /// Not inherited: what answers a location is its own.
+    /// Not inherited: a location's content handler is its own.
     pass: Option<AddressPass<Request>>,
     params: Params,
     index: Setting<BString>,
     split: Setting<Regex>,
     keep_conn: Setting<bool>,
     catch_stderr: Setting<Vec<BString>>,
-    /// The same, for readers of responses.
+    /// Copy of `catch_stderr` for readers of responses.
     catches: Arc<[BString]>,
     send_lowat: Setting<u64>,
 }
@@ -148,7 +148,7 @@ fn fastcgi_param(conf: &mut Conf, builder: &mut Builder, statement: &Statement) 
     conf.params.add(builder, statement)
 }
 
-/// As in nginx the last one of a block counts.
+/// Parses `fastcgi_split_path_info`. As in nginx the last one of a block counts.
 fn split_path_info(builder: &mut Builder, statement: &Statement, _: Option<&Regex>) -> Result<Regex, Diagnostic> {
     let word = &statement.args[0];
     let regex = builder.http_mut().regex(word, &word.text, false)?;
@@ -168,7 +168,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "fastcgi", "fastcgi", &gateway::hidden())
 }
 
-/// Passes a request on. An error is the status that answers it.
+/// Passes a request on. The error is the status of the response.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
     let target = pass.resolve(request).await.map_err(look_up_status)?;
@@ -182,12 +182,12 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         let head_max = conf.upstream.head_max();
         Box::new(FastCgiReader::new(is_head, head_max, keeps_connection, Arc::clone(&conf.catches)))
     };
-    // What is sent in one piece.
+    // `true` if the request is sent in one piece.
     let is_whole = body.1 == Some(0);
     let write = |request: &mut Request, passing: &mut Passing<'_>| {
         write_head(request, conf, is_whole).map(|head| passing.set_head(head))
     };
-    // A block, so that the future has no room for what is only passed through.
+    // The block keeps the values that are only passed through out of the future.
     let mut passing = {
         let (target, caching, (body, _)) = (target, caching, body);
         let (body, framing): (_, &dyn BodyFraming) =
@@ -216,7 +216,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     Ok(pass_on(request, &mut passing).await)
 }
 
-/// What is asked of an application; with the end of the body if there is none.
+/// Returns the head of the request to the application, with the end of the body if there is no body.
 fn write_head(request: &Request, conf: &Conf, is_whole: bool) -> Result<Bytes, u16> {
     let mut head = Vec::with_capacity(1024);
     write_begin_request(&mut head, *conf.keep_conn.get());
@@ -230,7 +230,7 @@ fn write_head(request: &Request, conf: &Conf, is_whole: bool) -> Result<Bytes, u
     Ok(Bytes::from(head))
 }
 
-/// Splits a request's URI into the script and what follows it.
+/// Splits a request's URI into the script name and the path info.
 fn split<'r>(request: &'r Request, conf: Option<&Conf>) -> (&'r [u8], &'r [u8]) {
     let uri: &[u8] = &request.uri;
     let Some(regex) = conf.and_then(|conf| conf.split.get_opt()) else { return (uri, b"") };

@@ -1,4 +1,4 @@
-//! flv: a Flash video from an offset on, with a head of its own.
+//! flv: a Flash video from an offset on, with a new file header.
 //!   flv;                         location
 //!   ?start=BYTES                 where the video begins; 0 and what is no offset of the file mean all of it
 //! (<https://nginx.org/en/docs/http/ngx_http_flv_module.html>)
@@ -45,16 +45,16 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// Not inherited: what answers a location is its own.
+/// Not inherited: a location's content handler is its own.
 #[derive(Default)]
 struct Conf {
     is_on: bool,
 }
 
-/// Version 1 with audio and video; its own length, and that of the tag before the first one.
+/// Version 1 with audio and video; the header's length, and the length of the tag before the first one.
 const HEAD: &[u8; 13] = b"FLV\x01\x05\0\0\0\x09\0\0\0\0";
 
-/// What needs no waiting: a request that is not for it, and a file that the kernel can open from what it has in memory.
+/// Answers without waiting: passes on requests of other handlers, and opens a file that the kernel has in its cache.
 fn at_once(request: &mut Request, _: &Conf) -> Option<Flow> {
     let path = match path_of_video(request) {
         Ok(path) => path,
@@ -76,7 +76,7 @@ fn serve(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
     })
 }
 
-/// The path of a file that is asked for; else who answers.
+/// Returns the path of the requested file, or the flow to another handler.
 pub(super) fn path_of_video(request: &Request) -> Result<Vec<u8>, Flow> {
     if !matches!(request.method(), Method::Get | Method::Head) {
         return Err(Flow::Respond(405));
@@ -107,10 +107,10 @@ fn opened_or_not(request: &mut Request, path: &[u8], opened: io::Result<Opened>)
     }
 }
 
-/// These bytes of a file's body, behind a head.
+/// Returns a body of these bytes of a file, with a head before them.
 pub(super) fn with_head(head: Bytes, body: Body, start: u64, end: u64) -> Body {
     let part = match body {
-        // What is in memory can be counted with a usize.
+        // Bytes in memory can be counted with a usize.
         Body::Bytes(bytes) => BodyItem::Bytes(bytes.slice(start as usize..end as usize)),
         Body::File(FilePiece { file, offset, .. }) => {
             BodyItem::File(FilePiece { file, offset: offset + start, length: end - start })

@@ -1,9 +1,9 @@
-//! What fastcgi, scgi and uwsgi have in common: the parameters of a request, and its body.
+//! Common part of fastcgi, scgi and uwsgi: the parameters of a request, and its body.
 //! (<https://nginx.org/en/docs/http/ngx_http_fastcgi_module.html#fastcgi_param>)
 //!
-//! A request is a list of parameters: those of the configuration in their order, then a parameter `HTTP_NAME` for each
-//! field of the client, unless the configuration has one of that name. As in nginx a field that came more than once is
-//! one parameter; two fields whose names differ only in `-` and `_` are two, as the client has sent two.
+//! A request is a list of parameters: first the configured ones in their order, then `HTTP_NAME` for each header field
+//! of the client, unless a parameter of that name is configured. As in nginx a repeated field is one parameter; fields
+//! whose names differ only in `-` and `_` are separate parameters.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -31,44 +31,44 @@ use smallvec::SmallVec;
 use crate::http::upstream_pass::{BodySource, body_source};
 use gale_engine::upstream::TlsTarget;
 
-/// `fastcgi_param NAME VALUE [if_not_empty];`, `scgi_param`, `uwsgi_param`
+/// `fastcgi_param NAME VALUE [if_not_empty];`, `scgi_param`, `uwsgi_param`.
 #[derive(Clone)]
 struct Param {
     name: Box<[u8]>,
     value: Template,
-    /// Without a value it is not sent.
+    /// `if_not_empty`: not sent if the value is empty.
     is_optional: bool,
 }
 
 /// The parameters of a scope.
 #[derive(Default)]
 pub(crate) struct Params {
-    /// As written in this scope, then completed: those that are sent.
+    /// Parameters of this scope as written; when complete, those that are sent.
     list: Vec<Param>,
-    /// The whole of it, once complete.
+    /// The complete list with its lookup table.
     complete: Arc<Complete>,
 }
 
 #[derive(Default)]
 struct Complete {
     list: Box<[Param]>,
-    /// The fields whose place a parameter has: in lower case, with `_` for `-`.
+    /// Header fields that a configured parameter replaces: in lower case, with `_` for `-`.
     replaced: HashSet<Box<[u8]>>,
-    /// It is the host's alone, as nearly always.
+    /// `true` if `Host` is the only such field, as in most configurations.
     replaces_only_host: bool,
 }
 
-/// What a parameter that carries a field begins with.
+/// Prefix of the parameters for header fields.
 const FIELD_PREFIX: &[u8] = b"HTTP_";
 
-/// The host that the client asks for, as nginx tells it to applications: without what a `Host` may have besides.
+/// The host as nginx passes it to applications: without any other part of the `Host` field.
 const HOST: (&str, &str) = ("HTTP_HOST", "$host$is_request_port$request_port");
 
 impl Params {
-    /// Adds what a directive says.
+    /// Adds the parameter of a directive.
     ///
     /// # Errors
-    /// In nginx's words.
+    /// A message in nginx's words.
     pub fn add(&mut self, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
         let value = builder.http_mut().template(&statement.args[1])?;
         let is_optional = match statement.args.get(2) {
@@ -80,7 +80,7 @@ impl Params {
         Ok(())
     }
 
-    /// Takes over the parent's parameters if there are none here, and completes them.
+    /// Inherits the parent's parameters if there are none here, and completes the list.
     ///
     /// # Errors
     /// None: the texts are the program's own.
@@ -98,7 +98,7 @@ impl Params {
     /// Writes the parameters of a request.
     ///
     /// # Errors
-    /// The protocol has no way to carry them.
+    /// The protocol cannot represent them.
     pub fn write(
         &self,
         request: &Request,
@@ -122,7 +122,7 @@ impl Params {
         Ok(())
     }
 
-    /// Those of the configuration, and those for the fields of the client, each put together in `scratch`.
+    /// Writes the configured parameters and those of the header fields, each built in `scratch`.
     fn write_own_and_fields(
         &self,
         request: &Request,
@@ -163,7 +163,7 @@ impl Complete {
         let fields = list.iter().filter(|param| carries_field(param));
         let replaced: HashSet<_> = fields.map(|param| folded(&param.name[FIELD_PREFIX.len()..])).collect();
         let replaces_only_host = replaced.len() == 1 && replaced.contains(&b"host"[..]);
-        // As in nginx: with an empty text such a parameter only takes the field away.
+        // As in nginx a parameter with an empty text only suppresses the header field.
         list.retain(|param| !(carries_field(param) && param.value.is_empty()));
         Ok(Complete { list: list.into(), replaced, replaces_only_host })
     }
@@ -176,22 +176,22 @@ impl Complete {
     }
 }
 
-/// The name of a field as that of its parameter ends, in lower case.
+/// Returns the part of the parameter's name that stands for this field, in lower case.
 fn folded(name: &[u8]) -> Box<[u8]> {
     name.iter().map(|byte| if *byte == b'-' { b'_' } else { byte.to_ascii_lowercase() }).collect()
 }
 
-/// A field of the client: its values, if it came more than once, are one.
+/// A header field of the client, with the values of its repetitions joined.
 struct JoinedField<'r> {
     name: &'r [u8],
     known: Option<KnownHeader>,
     value: Cow<'r, [u8]>,
 }
 
-/// As long as there are so few fields, those before are simply looked through.
+/// Up to this number of fields, duplicates are found by a linear search.
 const FEW: usize = 24;
 
-/// As many fields need no memory of their own.
+/// Up to this number of fields, no memory is allocated.
 const USUAL: usize = 16;
 
 fn joined_fields(request: &Request) -> SmallVec<[JoinedField<'_>; USUAL]> {
@@ -227,18 +227,18 @@ fn joined_fields(request: &Request) -> SmallVec<[JoinedField<'_>; USUAL]> {
     fields
 }
 
-/// The fields of responses that clients do not get unless they are passed by name.
+/// Returns the header fields of responses that are not passed to clients by default.
 pub(crate) fn hidden() -> Vec<&'static str> {
     ["Status"].iter().chain(USUALLY_HIDDEN).copied().collect()
 }
 
-/// Makes a reader of a response that is that of a CGI program, up to the end of the connection.
+/// Returns a maker of readers for CGI responses that end with the connection.
 pub(crate) fn cgi_reader(settings: &UpstreamSettings) -> impl Fn() -> Box<dyn ResponseReader> {
     let head_max = settings.head_max();
     move || Box::new(CgiReader::new(head_max))
 }
 
-/// A request that is answered so: the head that `write` makes, and the body behind it.
+/// Returns a request to a CGI-like application: `write` makes the head, and the body follows.
 pub(crate) fn passing_of_cgi<'p>(
     request: &Request,
     settings: &'p UpstreamSettings,
@@ -265,20 +265,20 @@ pub(crate) fn passing_of_cgi<'p>(
     }
 }
 
-/// The protocol that an application may change to: WebSocket, if the client asks for it.
+/// Returns the protocol that the application may switch to: WebSocket, if the client asks for it.
 fn upgrade(request: &Request) -> Option<Bytes> {
     const WEBSOCKET: &[u8] = b"websocket";
     let is_asked_for = lists_token(request.asked_upgrade()?, WEBSOCKET);
     (is_asked_for && request.is_main()).then(|| Bytes::from_static(WEBSOCKET))
 }
 
-/// The error log and the status for a request that cannot be written.
+/// Logs the reason why a request cannot be written and returns the status.
 pub(crate) fn refuse(request: &Request, protocol: &str, fault: UnwritableParams) -> u16 {
     request.log(Level::Alert, format_args!("{protocol} {fault}"));
     500
 }
 
-/// What is sent as a request's body, and how long it is if that is known. An error is the status that answers.
+/// Returns the body to send, and its length if known. The error is the status of the response.
 pub(crate) async fn take_body(
     request: &mut Request,
     settings: &UpstreamSettings,
@@ -288,7 +288,7 @@ pub(crate) async fn take_body(
         BodySource::None => (RequestBody::None, Some(0)),
         BodySource::Client => (RequestBody::Client, request.declared_body_length()),
         BodySource::Stored => {
-            // Few requests have to pay for it.
+            // Boxed, because few requests need it.
             let stored = Box::pin(read_body(request)).await.map_err(|error| error.status())?;
             let length = stored.length();
             (RequestBody::Stored(stored), Some(length))

@@ -1,8 +1,8 @@
-//! geo: a variable of requests whose value depends on the client's address. See [`shared::geo`](crate::shared::geo).
+//! geo: a request variable whose value depends on the client's address. See [`shared::geo`](crate::shared::geo).
 //!   geo [$ADDRESS] $VARIABLE { [proxy NETWORK;] [proxy_recursive;] ... }          http
 //! (<https://nginx.org/en/docs/http/ngx_http_geo_module.html>)
 //!
-//! A proxy that is trusted may say in `X-Forwarded-For` for whom it asks.
+//! The client's address may come from a trusted proxy's `X-Forwarded-For`.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ use crate::shared::geo::{self, Forwarding};
 pub static MODULE: Module =
     Module { name: "http_geo", directives: &[geo::directive::<Request, Proxies>(Contexts::HTTP)], ..Module::EMPTY };
 
-/// Who is trusted to say in `X-Forwarded-For` what the address is.
+/// Proxies whose `X-Forwarded-For` is trusted.
 #[derive(Default)]
 struct Proxies {
     networks: Vec<Cidr>,
@@ -39,8 +39,8 @@ impl Forwarding<Request> for Proxies {
     }
 }
 
-/// The client for whom `address` asks, if it belongs to these networks; with `is_recursive` the last one in
-/// `X-Forwarded-For` that does not belong to them.
+/// Returns the client's address from `X-Forwarded-For` if `address` belongs to these networks; with `is_recursive` the
+/// last address in the field that does not belong to them.
 pub(super) fn forwarded_client(
     request: &Request,
     address: IpAddr,

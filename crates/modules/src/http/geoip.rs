@@ -1,9 +1,10 @@
-//! geoip: where the client of a request is, by databases of addresses. See [`shared::geoip`](crate::shared::geoip).
+//! geoip: variables with the location of a request's client, from address databases. See
+//! [`shared::geoip`](crate::shared::geoip).
 //!   geoip_country FILE [utf8];  geoip_city FILE [utf8];  geoip_org FILE [utf8];       http
 //!   geoip_proxy NETWORK;  geoip_proxy_recursive on | off;                             http
 //! (<https://nginx.org/en/docs/http/ngx_http_geoip_module.html>)
 //!
-//! A proxy that is trusted may say in `X-Forwarded-For` for whom it asks.
+//! The client's address may come from a trusted proxy's `X-Forwarded-For`.
 
 use std::net::IpAddr;
 
@@ -51,7 +52,7 @@ pub static MODULE: Module = Module {
 
 type Conf = Databases<Proxies>;
 
-/// Who is trusted to say in `X-Forwarded-For` what the address is.
+/// Proxies whose `X-Forwarded-For` is trusted.
 #[derive(Default)]
 pub struct Proxies {
     networks: Setting<Vec<Cidr>>,

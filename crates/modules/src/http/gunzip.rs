@@ -1,9 +1,9 @@
-//! gunzip: responses that are gzip already are inflated for clients that do not take it.
+//! gunzip: decompression of gzip responses for clients that do not accept gzip.
 //!   gunzip on|off;  gunzip_buffers NUMBER SIZE;              http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_gunzip_module.html>)
 //!
-//! A few bytes may become gigabytes: what is made is bounded and leaves before more is made, and the work has its share
-//! of the turn. Only `Content-Encoding: gzip`, with nothing else in it, is understood.
+//! A few bytes may become gigabytes: the output buffer is bounded and sent before more is inflated, and the work counts
+//! against the turn's budget. Only `Content-Encoding: gzip` alone is supported.
 
 use flate2::{Decompress, FlushDecompress, Status};
 use gale_config::{Body as BlockBody, Contexts, Diagnostic, One, Setting, Statement, Takes, slot, values};
@@ -78,12 +78,12 @@ fn inflate(request: &mut Request, conf: &Conf, body: &mut Body) {
 /// zlib's largest window.
 const WINDOW_BITS: u8 = 15;
 
-/// zlib's inflate, of one gzip member after the other.
+/// zlib's inflate, over consecutive gzip members.
 #[derive(Default)]
 struct Inflate {
-    /// From the first byte of a member to the last one.
+    /// Present from the first byte of a member to the last one.
     inflater: Option<Decompress>,
-    /// Whether a member has ended, and so may the response.
+    /// `true` after the end of a member, where the response may end.
     may_end: bool,
 }
 
@@ -92,7 +92,7 @@ impl Transform for Inflate {
         Effort { usual_nanos: 3, worst_nanos: 30 }
     }
 
-    /// One byte of input may become thousands: what is made counts.
+    /// Counts the output, since one byte of input may become thousands.
     fn units(&self, _: &[u8], _: Until, room_bytes: usize) -> usize {
         room_bytes
     }
@@ -111,7 +111,7 @@ impl Transform for Inflate {
             self.inflater = None;
             self.may_end = true;
         }
-        // Room is left when there is nothing more to make of what came.
+        // Unused room means that the input so far yields no more output.
         let is_dry = made < room.len();
         if is_dry && until == Until::End && self.inflater.is_some() {
             return Err(BodyError::Other("inflate() has no end on response end".to_owned()));

@@ -1,4 +1,4 @@
-//! gzip: responses are compressed while they are sent.
+//! gzip: compression of responses while they are sent.
 //!   gzip on|off;                                             http, server, location, if in location
 //!   gzip_comp_level LEVEL;  gzip_min_length LENGTH;          http, server, location
 //!   gzip_types TYPE ...;  gzip_buffers NUMBER SIZE;          http, server, location
@@ -7,10 +7,9 @@
 //!   $gzip_ratio
 //! (<https://nginx.org/en/docs/http/ngx_http_gzip_module.html>)
 //!
-//! Whether the client takes gzip is asked by `gunzip` and `gzip_static`, too. A short body is gathered and compressed
-//! at once, by libdeflate; all others in bounded pieces, by zlib-rs ([`Transformed`]). Either way on the loop, and
-//! never for longer than a piece may take. What a compressor needs (some 300 KiB) is taken with the first byte and kept
-//! for the next response.
+//! `gunzip` and `gzip_static` use [`is_accepted`], too. A short body is gathered and compressed at once, by libdeflate;
+//! others in bounded pieces, by zlib-rs ([`Transformed`]). Both run on the loop, never longer than one piece of work
+//! may take. A compressor (some 300 KiB) is allocated for the first byte and reused for the next response.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -158,7 +157,7 @@ fn http_version(statement: &Statement) -> Result<Version, Diagnostic> {
     values::enumeration(statement, &[("1.0", Version::Http10), ("1.1", Version::Http11)])
 }
 
-/// What `gzip_proxied` may list; a bit each.
+/// Bits of the conditions in `gzip_proxied`.
 mod when {
     pub const EXPIRED: u32 = 1;
     pub const NO_CACHE: u32 = 1 << 1;
@@ -186,7 +185,7 @@ fn proxied(builder: &mut Builder, statement: &Statement, earlier: Option<&u32>) 
     values::bitmask(statement, &choices, earlier, builder)
 }
 
-/// Several of a level add up.
+/// Parses `gzip_disable`; several of a level add up.
 fn disable(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let mut expressions = conf.disabled.take().unwrap_or_default();
     for word in &statement.args {
@@ -200,7 +199,7 @@ fn disable(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Res
     Ok(())
 }
 
-/// Old browsers and expressions are inherited apart.
+/// Inherits the user agents and the expression of `gzip_disable` separately.
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, _: &mut Builder) -> Result<(), Diagnostic> {
     let of_module = "the settings are this module's";
     let conf: &mut Conf = conf.downcast_mut().expect(of_module);
@@ -242,9 +241,9 @@ fn compress(request: &mut Request, conf: &Conf, body: &mut Body) {
     *body = Body::Stream(Box::new(Transformed::new(std::mem::take(body), deflate, room_bytes)));
 }
 
-/// How many bytes of a body to gather, for compressing them at once: no more than one piece of work, and all or nothing
-/// where the length is known. What comes from elsewhere does not wait for more than zlib would hold back, too. `room`
-/// is what `gzip_buffers` says.
+/// Returns the number of bytes of a body to gather for compressing them at once: at most one piece of work, and all or
+/// nothing if the length is known. A body from another server is not delayed for more bytes than zlib would hold back.
+/// `room` is the size of `gzip_buffers`.
 fn gather_max(level: u32, announced: Option<u64>, at_hand: Option<u64>, room: usize) -> usize {
     let at_once = whole_effort(level).units_at_once().min(room);
     let fits = |length: u64| usize::try_from(length).is_ok_and(|length| length <= at_once);
@@ -255,10 +254,10 @@ fn gather_max(level: u32, announced: Option<u64>, at_hand: Option<u64>, room: us
     }
 }
 
-/// zlib makes its first block of 16 Ki literals and matches: of more text than this.
+/// zlib emits its first block after 16 Ki literals and matches, that is, after at least this much text.
 const GATHERED_MAX_OF_STREAM: usize = 32 * 1024;
 
-/// The answer depends on what the client accepts: `gzip_vary`.
+/// Notes for `gzip_vary` that the response depends on `Accept-Encoding`.
 pub fn note_vary(request: &mut Request) {
     let is_on = has_vary(request);
     add_vary(request, is_on);
@@ -271,13 +270,13 @@ fn add_vary(request: &mut Request, is_on: bool) {
     }
 }
 
-/// Whether `Vary` is to be sent where the answer depends on what the client accepts.
+/// Returns `true` if a response that depends on `Accept-Encoding` gets a `Vary` field.
 pub fn has_vary(request: &Request) -> bool {
     request.scope().conf_of::<Conf>().is_some_and(|conf| *conf.vary.get())
 }
 
-/// Whether the client may be given gzip: it accepts it, and nothing in the configuration stands against it. A part of
-/// its answer may not: the whole is compressed.
+/// Returns `true` if the client accepts gzip and the configuration allows it. The result holds for whole responses, not
+/// for parts.
 pub fn is_accepted(request: &Request) -> bool {
     request.scope().conf_of::<Conf>().is_some_and(|conf| is_accepted_by(request, conf))
 }
@@ -291,15 +290,15 @@ fn is_accepted_by(request: &Request, conf: &Conf) -> bool {
         && !is_disabled(conf, request)
 }
 
-/// An expression that runs into PCRE2's limits does not match, as in nginx.
+/// Returns `true` if `gzip_disable` matches. An expression that exceeds PCRE2's limits does not match, as in nginx.
 fn is_disabled(conf: &Conf, request: &Request) -> bool {
     let Some(expressions) = conf.disabled.get_opt() else { return false };
     let agent = request.header(KnownHeader::UserAgent);
     agent.is_some_and(|agent| expressions.iter().any(|expression| expression.is_match(agent) == Ok(true)))
 }
 
-/// Whether a list of codings has gzip, with a weight above zero. (RFC 9110 §12.5.3, as nginx reads it: `*` is nothing
-/// to it, and the first gzip counts)
+/// Returns `true` if `Accept-Encoding` has gzip with a weight above zero. (RFC 9110 §12.5.3, as nginx reads it: `*` is
+/// ignored, and the first gzip counts)
 fn accepts_gzip(list: &[u8]) -> bool {
     let mut from = 0;
     let rest = loop {
@@ -325,7 +324,7 @@ fn accepts_gzip(list: &[u8]) -> bool {
     }
 }
 
-/// Whether a weight (`0.5`) is above zero, and none that cannot be.
+/// Returns `true` if a weight (`0.5`) is valid and above zero.
 fn has_weight(text: &[u8]) -> bool {
     let end = text.iter().position(|byte| matches!(byte, b',' | b' ')).unwrap_or(text.len());
     match &text[..end] {
@@ -341,7 +340,7 @@ fn find_caseless(text: &[u8], lower_case: &[u8]) -> Option<usize> {
     text.windows(lower_case.len()).position(|window| window.eq_ignore_ascii_case(lower_case))
 }
 
-/// Whether the answer to a proxy is one that `gzip_proxied` names.
+/// Returns `true` if `gzip_proxied` allows this response to a proxy.
 fn is_for_proxies(request: &Request, when: u32) -> bool {
     let asks = |flag| when & flag != 0;
     if asks(when::OFF) || asks(when::ANY) {
@@ -374,7 +373,7 @@ fn cache_control_has(head: &ResponseHead, word: &[u8]) -> bool {
     })
 }
 
-/// How many bytes went in and came out, when all have; in the request's notes, for `$gzip_ratio`.
+/// Numbers of bytes before and after compression, set at the end of the body; a note for `$gzip_ratio`.
 #[derive(Default)]
 struct Totals {
     taken: Cell<u64>,
@@ -388,7 +387,7 @@ impl Totals {
     }
 }
 
-/// `$gzip_ratio`: with two digits, rounded.
+/// Appends `$gzip_ratio`, rounded to two digits.
 fn ratio(request: &Request, out: &mut Vec<u8>) -> bool {
     let totals = request.notes.get::<Rc<Totals>>().map_or((0, 0), |totals| (totals.taken.get(), totals.made.get()));
     let (taken, made @ 1..) = totals else { return false };
@@ -397,18 +396,17 @@ fn ratio(request: &Request, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// How much memory for what is made: what is made of a short body leaves in one piece, even if it does not become
-/// shorter.
+/// Returns the size of the output buffer: the output of a short body leaves in one piece, even if it is not shorter.
 fn room_for(length: Option<u64>) -> usize {
     let known = length.and_then(|length| usize::try_from(length).ok());
     let room = |length: usize| length.saturating_add(length / 1024 + FRAME_BYTES);
     known.map_or(*ROOM_BYTES.end(), room).clamp(*ROOM_BYTES.start(), *ROOM_BYTES.end())
 }
 
-/// gzip's head and end, and the heads of a few blocks.
+/// gzip's header and trailer, and the headers of a few blocks.
 const FRAME_BYTES: usize = 48;
 
-/// Deflate in gzip's frame.
+/// Deflate in gzip's format.
 ///
 /// ```text
 ///   gathering ── the end ──────────────────────────────────────▶ compressed at once, by libdeflate
@@ -416,10 +414,10 @@ const FRAME_BYTES: usize = 48;
 /// ```
 struct Deflate {
     level: u32,
-    /// How much may be gathered; 0 while it streams.
+    /// Maximum number of bytes to gather; 0 while streaming.
     gather_max: usize,
     gathered: Buffer,
-    /// Streaming: from the first byte to the last one.
+    /// Compressor; while streaming, from the first byte to the last one.
     stream: Option<Compress>,
     totals: Rc<Totals>,
 }
@@ -429,7 +427,7 @@ impl Transform for Deflate {
         if self.gather_max > 0 { whole_effort(self.level) } else { stream_effort(self.level) }
     }
 
-    /// Gathering is none.
+    /// Gathering costs no units.
     fn units(&self, input: &[u8], until: Until, _: usize) -> usize {
         match (self.gather_max > 0, until) {
             (true, Until::End) => self.gathered.len(),
@@ -442,7 +440,7 @@ impl Transform for Deflate {
 
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
         if until == Until::Pause {
-            // What zlib holds back, only a flush brings out, and that costs bytes.
+            // zlib's pending output could be forced out by a flush only, which costs bytes.
             return Ok(Step { consumed: 0, produced: 0, units: 0, is_done: true });
         }
         if self.gather_max > 0 {
@@ -476,7 +474,7 @@ impl Deflate {
         self.gathered.len() + input.len() <= self.gather_max
     }
 
-    /// What of it one step takes, at most.
+    /// Returns the part of the input that one step takes at most.
     fn next_of_stream<'i>(&self, input: &'i [u8]) -> &'i [u8] {
         &input[..input.len().min(stream_effort(self.level).units_at_once())]
     }
@@ -495,7 +493,7 @@ impl Deflate {
         let (taken_in_all, made_in_all) = (stream.total_in(), stream.total_out());
         let (taken, made) = ((taken_in_all - taken) as usize, (made_in_all - made) as usize);
         let is_done = match until {
-            // Room is left when nothing is.
+            // Unused room means that zlib has no more output.
             Until::MoreInput | Until::Pause | Until::Flush => made < room.len(),
             Until::End => status == Status::StreamEnd,
         };
@@ -508,7 +506,7 @@ impl Deflate {
 
     fn give_back(&mut self) {
         if let Some(stream) = self.stream.take() {
-            // A worker that ends has no use for it.
+            // Fails only while the thread ends, which needs no spare compressors.
             let _ = SPARE.try_with(|spares| keep(&mut spares.borrow_mut(), (zlib_level(self.level), stream)));
         }
     }
@@ -520,7 +518,8 @@ impl Drop for Deflate {
     }
 }
 
-/// libdeflate, measured on a 3 GHz core: text, and the worst of a text of two letters, of random bytes and of patterns.
+/// Effort of libdeflate, measured on a 3 GHz core: usual for text, worst of a text of two letters, of random bytes and
+/// of patterns.
 fn whole_effort(level: u32) -> Effort {
     let (usual_nanos, worst_nanos) = match level {
         ..=1 => (4, 12),
@@ -533,7 +532,7 @@ fn whole_effort(level: u32) -> Effort {
     Effort { usual_nanos, worst_nanos }
 }
 
-/// zlib-rs 0.6, in the same way.
+/// Effort of zlib-rs 0.6, measured likewise.
 fn stream_effort(level: u32) -> Effort {
     let (usual_nanos, worst_nanos) = match level {
         ..=3 => (13, 25),
@@ -544,26 +543,26 @@ fn stream_effort(level: u32) -> Effort {
     Effort { usual_nanos, worst_nanos }
 }
 
-/// zlib-rs takes less time than zlib and compresses more, but for level 1, which is quicker still and compresses much
-/// less: who asks for nginx's lowest level gets the next one.
+/// Returns the level for zlib-rs. It is faster than zlib and compresses better, except at level 1, which is faster
+/// still and compresses much worse; nginx's level 1 therefore becomes level 2.
 fn zlib_level(level: u32) -> u32 {
     level.max(2)
 }
 
-/// How many compressors of each kind a worker keeps: one is in use at a time, if bodies are in memory.
+/// Maximum number of spare compressors of each kind in a worker: one is in use at a time if bodies are in memory.
 const SPARE_MAX: usize = 2;
 
 /// zlib's largest window.
 const WINDOW_BITS: u8 = 15;
 
 thread_local! {
-    /// Compressors with their levels; making one costs more than compressing a few kilobytes.
+    /// Spare compressors with their levels; creating one costs more than compressing a few kilobytes.
     static SPARE: RefCell<Vec<(u32, Compress)>> = const { RefCell::new(Vec::new()) };
-    /// Those of whole bodies, which nobody uses from one step to the next.
+    /// Compressors of whole bodies; none is in use between two steps.
     static WHOLE: RefCell<Vec<(u32, Compressor)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The oldest one goes.
+/// Keeps a compressor; the oldest one is dropped if there are too many.
 fn keep<T>(spares: &mut Vec<T>, spare: T) {
     if spares.len() == SPARE_MAX {
         spares.remove(0);
@@ -585,7 +584,7 @@ fn take_spare(level: u32) -> Compress {
     }
 }
 
-/// How many bytes it made; none where they do not fit into the room.
+/// Compresses a body at once. Returns the length, or `None` if the output does not fit.
 fn compress_whole(level: u32, body: &[u8], room: &mut [u8]) -> Option<usize> {
     WHOLE.with_borrow_mut(|compressors| {
         let place = compressors.iter().position(|(of, _)| *of == level).unwrap_or_else(|| {
@@ -644,7 +643,8 @@ mod tests {
         }
     }
 
-    /// What comes of these pieces and this end, in rooms of this size, and whether it was compressed at once.
+    /// Compresses these pieces with output buffers of this size. Returns the output, and `true` if it was compressed at
+    /// once.
     fn compressed(level: u32, gather_max: usize, room_bytes: usize, pieces: &[(&[u8], Until)]) -> (Vec<u8>, bool) {
         let totals = Rc::default();
         let mut deflate = Deflate { level, gather_max, gathered: Buffer::new(), stream: None, totals };
@@ -678,12 +678,12 @@ mod tests {
             for (pieces, gather_max, room_bytes, is_at_once) in [
                 (vec![], 10, 1024, true),
                 (vec![more(half), more(rest)], 50_000, 65_536, true),
-                // Too much, a flush in the middle, first, and last.
+                // Too much data; a flush in the middle, at the start, and at the end.
                 (vec![more(half), more(rest)], 49_999, 65_536, false),
                 (vec![more(half), flush, more(rest)], 50_000, 65_536, false),
                 (vec![flush, more(half)], 50_000, 65_536, false),
                 (vec![more(half), flush], 50_000, 65_536, false),
-                // More than there is room for.
+                // The output exceeds the buffer.
                 (vec![more(&noise)], 60_000, 1024, false),
                 (vec![more(half)], 0, 1024, false),
             ] {

@@ -1,8 +1,8 @@
-//! gzip_static: a file that was compressed beforehand is sent in place of the one that was asked for.
+//! gzip_static: sends a precompressed file in place of the requested one.
 //!   gzip_static on|off|always;                               http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_gzip_static_module.html>)
 //!
-//! `FILE.gz` beside FILE, if it is there; whether FILE is there, or is the older one, nobody looks.
+//! Sends `FILE.gz` if it exists. FILE itself is not looked at: it may be missing or newer.
 
 use std::io;
 
@@ -46,7 +46,7 @@ struct Conf {
     gzip_static: Setting<For>,
 }
 
-/// Who gets what was compressed.
+/// Clients that get the compressed file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum For {
     Nobody,
@@ -58,7 +58,7 @@ fn which(statement: &Statement) -> Result<For, Diagnostic> {
     values::enumeration(statement, &[("off", For::Nobody), ("on", For::Accepting), ("always", For::Everybody)])
 }
 
-/// What needs no waiting: a request that is not for it, and a file that the kernel can open from what it has in memory.
+/// Answers without waiting: passes on requests of other handlers, and opens a file that the kernel has in its cache.
 fn at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
     let path = match path_of_compressed(request, conf) {
         Ok(path) => path,
@@ -84,7 +84,7 @@ fn path_of_compressed(request: &mut Request, conf: &Conf) -> Result<Vec<u8>, Flo
     if !matches!(request.method(), Method::Get | Method::Head) || request.uri.ends_with(b"/") {
         return Err(Flow::Next);
     }
-    // A client that does not take it may still have to be told that others do.
+    // A client that does not accept gzip may still need `Vary`.
     if !is_for(request, conf) && !gzip::has_vary(request) {
         return Err(Flow::Next);
     }
@@ -100,7 +100,7 @@ fn is_for(request: &Request, conf: &Conf) -> bool {
     *conf.gzip_static.get() == For::Everybody || gzip::is_accepted(request)
 }
 
-/// A file that is not there, or not to be had, leaves the request to the modules after this one.
+/// Answers with the opened file. A missing or unreadable file leaves the request to later modules.
 fn opened_or_not(request: &mut Request, conf: &Conf, path: &[u8], opened: io::Result<Opened>) -> Flow {
     let file = match opened {
         Ok(file) => file,

@@ -1,4 +1,4 @@
-//! headers: fields that a configuration adds to responses, before the body and behind it.
+//! headers: configured header fields and trailers of responses.
 //!   add_header NAME VALUE [always];               http, server, location, if in location
 //!   add_trailer NAME VALUE [always];              http, server, location, if in location
 //!   add_header_inherit on|off|merge;              http, server, location, if in location
@@ -7,8 +7,8 @@
 //!                                                 http, server, location, if in location
 //! (<https://nginx.org/en/docs/http/ngx_http_headers_module.html>)
 //!
-//! Without `always`, and `expires` always, for the usual statuses alone. Trailers need HTTP/1.1 and chunks; they are
-//! worked out when the body has ended.
+//! Fields without `always`, and `expires` in any case, are added to responses with the usual statuses only. Trailers
+//! need HTTP/1.1 and chunks; their values are computed at the end of the body.
 
 use gale_protocol::response::ResponseField;
 use std::any::Any;
@@ -112,35 +112,35 @@ struct Added {
     always: bool,
 }
 
-/// What a level takes of the fields of the level around it.
+/// Inheritance of fields from the outer level.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Inherit {
     Nothing,
-    /// All, if it has none of its own.
+    /// All, if the level has none of its own.
     Instead,
-    /// All, behind its own.
+    /// All, behind the level's own.
     Beside,
 }
 
-/// What `expires` says.
+/// The argument of `expires`.
 #[derive(Clone)]
 enum Expires {
     Fixed(Lifetime),
-    /// A text with variables, which has to be read for every response; of `expires modified` if true.
+    /// A text with variables, parsed for every response; `true` for `expires modified`.
     Dynamic(Template, bool),
 }
 
-/// Until when a response may be kept. Times are in seconds.
+/// Expiry of a response. Times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lifetime {
     Off,
     Epoch,
     Max,
-    /// So long from now.
+    /// This long from now.
     Access(i64),
-    /// So long from the last change of the file.
+    /// This long from the file's modification.
     Modified(i64),
-    /// Until the local clock shows this time of day.
+    /// At the next time that the local clock shows this time of day.
     Daily(u64),
 }
 
@@ -200,7 +200,7 @@ fn has_something(conf: &Conf) -> bool {
     expires || !conf.headers.is_empty() || !conf.trailers.is_empty()
 }
 
-/// The statuses that `expires`, and what has no `always`, is for.
+/// Returns `true` for the statuses to which `expires` and fields without `always` apply.
 fn is_usual(status: u16) -> bool {
     matches!(status, 200 | 201 | 204 | 206 | 301 | 302 | 303 | 304 | 307 | 308)
 }
@@ -217,16 +217,16 @@ fn add_fields(request: &mut Request, conf: &Conf) {
         let value = added.value.text(request);
         add_field(request, &added.name, &value);
     }
-    // Those of a server stay.
+    // Trailers of a server stay.
     request.response.has_trailers |= conf.trailers.iter().any(|added| added.always || is_usual);
 }
 
-/// An empty value means: leave it out.
+/// Adds a field; an empty value means that it is left out.
 fn add_field(request: &mut Request, name: &FieldName, value: &[u8]) {
     let response = &mut request.response;
     if name.known() == Some(ResponseField::LastModified) {
-        // The field is the file's own: it is replaced, and what depends on it follows. Where that is not told, it is a
-        // field like any other.
+        // The field replaces the file's date, and later filters use the new one. If the response does not show that
+        // date, the field is an ordinary one.
         response.clear_last_modified();
         response.last_modified = http_date::parse(value);
         if response.tells_last_modified() {
@@ -251,7 +251,7 @@ fn add_trailers(request: &Request, conf: &Conf) {
     }
 }
 
-/// A text with variables that turns out wrong says nothing, as in nginx.
+/// Sets the fields of `expires`. As in nginx, a text with variables whose value is invalid has no effect.
 fn set_expires(request: &mut Request, expires: &Expires) {
     let lifetime = match expires {
         Expires::Fixed(lifetime) => Ok(*lifetime),
@@ -268,13 +268,13 @@ fn set_expires(request: &mut Request, expires: &Expires) {
     }
 }
 
-/// The longest time that is counted with, in seconds: some 290 years, and no sum with a date overflows.
+/// Largest supported time, in seconds: some 290 years, so that no sum with a date overflows.
 const TIME_MAX: u64 = i32::MAX as u64 * 4;
 
 const DAY: u64 = 24 * 60 * 60;
 
 impl Lifetime {
-    /// The error is what nginx says about the directive.
+    /// Parses a time. The error is nginx's message.
     fn parse(text: &[u8], is_modified: bool) -> Result<Lifetime, &'static str> {
         let time = |text| units::parse_time_seconds(text).map(|time| time.as_secs()).ok_or("invalid value");
         match text {
@@ -301,13 +301,13 @@ impl Lifetime {
         Ok(if is_modified { Lifetime::Modified(seconds) } else { Lifetime::Access(seconds) })
     }
 
-    /// The values of Expires and Cache-Control.
+    /// Returns the values of Expires and Cache-Control.
     fn fields(self, now: u64, modified: Option<u64>) -> Option<([u8; 29], String)> {
         let now = now.min(i64::MAX as u64 / 2) as i64;
         let (expires, is_past) = match self {
             Lifetime::Off => return None,
             Lifetime::Epoch => return Some((http_date::format(1), "no-cache".to_owned())),
-            // The last day that a clock of 32 bits knows; ten years.
+            // The last day of 32-bit clocks; ten years.
             Lifetime::Max => return Some((*b"Thu, 31 Dec 2037 23:55:55 GMT", "max-age=315360000".to_owned())),
             Lifetime::Access(0) | Lifetime::Modified(0) => (now, false),
             Lifetime::Access(time) => (now + time, time < 0),
@@ -324,11 +324,11 @@ impl Lifetime {
     }
 }
 
-/// When the local clock shows `time` the next time.
+/// Returns the next moment at which the local clock shows `time`.
 fn next_time_of_day(now: u64, time: u64) -> u64 {
     let next = |day: u64| {
         let next = (now + day).saturating_sub(local_time(now).seconds_of_day()) + time;
-        // Clocks may have been changed between now and then.
+        // Daylight saving time may begin or end before that moment.
         let off = (next + DAY).saturating_sub(local_time(next).seconds_of_day()) + time % DAY;
         if off.abs_diff(next + DAY) <= DAY / 2 { off - DAY } else { next }
     };
@@ -380,7 +380,7 @@ mod tests {
             assert_eq!(Lifetime::parse(text.as_bytes(), is_modified), Err(message), "{text}");
         }
         assert_eq!(Lifetime::parse(b"@24h", false), Ok(Lifetime::Daily(DAY)));
-        // However long: no sum overflows.
+        // No sum overflows, however long the time.
         let longest = Lifetime::parse(b"9223372036854775807s", false).unwrap();
         assert!(longest.fields(u64::MAX, Some(u64::MAX)).is_some());
     }

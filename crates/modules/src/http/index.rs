@@ -1,4 +1,4 @@
-//! index: the file that stands for a directory.
+//! index: the file that is served for a directory.
 //!   index FILE ...;          http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_index_module.html>)
 
@@ -97,7 +97,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
             }
             let path = [&directory[..], &name].concat();
             match open_files::stat(request, &path).await {
-                // As nginx: a directory of that name, too; it is redirected to.
+                // As in nginx, a directory with the name of an index file leads to a redirect, too.
                 Ok(_) => return Flow::Redirect { uri: [&request.uri[..], &name].concat(), args: None },
                 Err(error) if is_absent(&error) => {
                     if !directory_is_there {
@@ -114,7 +114,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
     })
 }
 
-/// The status when the directory itself is not there; `path` is what was looked for in it.
+/// Returns the status of the request if the directory itself does not exist; `path` is the index file in it.
 async fn check_directory(request: &Request, directory: &[u8], path: &[u8]) -> Option<u16> {
     match open_files::stat_directory(request, directory).await {
         Ok(metadata) if metadata.is_directory() => None,

@@ -1,4 +1,4 @@
-//! limit_conn: how many requests a key may have under way at once. See
+//! limit_conn: limit on the number of concurrent requests per key. See
 //! [`shared::limit_conn`](crate::shared::limit_conn).
 //!   limit_conn_zone KEY zone=NAME:SIZE;                          http
 //!   limit_conn ZONE NUMBER;                                      http, server, location
@@ -6,8 +6,8 @@
 //!   $limit_conn_status
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_conn_module.html>)
 //!
-//! A request is judged once, also over internal redirects and by its subrequests. A copy that `mirror` makes does not
-//! hold the places of its request: the request is over before its copies are.
+//! A request is checked once, across internal redirects and subrequests. A copy made by `mirror` does not count: the
+//! request may end before its copies do.
 
 use std::any::Any;
 

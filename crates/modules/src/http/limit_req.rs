@@ -5,7 +5,7 @@
 //!   $limit_req_status
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_req_module.html>)
 //!
-//! A request is judged once, also over internal redirects.
+//! A request is checked once, across internal redirects.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -104,7 +104,7 @@ fn name(verdict: Verdict) -> &'static [u8] {
     }
 }
 
-/// What became of the client's request: it is judged once, be it in a subrequest.
+/// Verdict on the client's request, which is checked once, even if a subrequest comes first; a note.
 #[derive(Default)]
 struct Judged(Cell<Option<Verdict>>);
 
@@ -158,7 +158,7 @@ fn level_below(level: Level) -> Level {
     }
 }
 
-/// A level with limits of its own has none from outside.
+/// A level with limits of its own inherits none.
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, _: &mut Builder) -> Result<(), Diagnostic> {
     let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
     if let Some(parent) = parent.and_then(|parent| parent.downcast_ref::<Conf>()) {

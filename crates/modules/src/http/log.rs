@@ -1,4 +1,4 @@
-//! log: a line for every request. See [`shared::access_log`](crate::shared::access_log).
+//! log: access log with a line for each request. See [`shared::access_log`](crate::shared::access_log).
 //!   log_format NAME [escape=default|json|none] STRING ...;                         http
 //!   access_log off | PATH [FORMAT [buffer=SIZE] [gzip[=LEVEL]] [flush=TIME] [if=CONDITION]];
 //!                       http, server, location, if in location, limit_except
@@ -57,8 +57,8 @@ fn log(request: &mut Request, conf: &Conf) -> Flow {
     Flow::Next
 }
 
-/// A server logs to the default file if nobody says anything. The http block itself serves nothing: it must not make
-/// that file where every server has one of its own.
+/// Sets a server's default log. The http block itself gets none, since it serves no requests and must not create the
+/// default file if every server has its own log.
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
     const OURS: &str = "settings of this module";
     let conf: &mut Conf = conf.downcast_mut().expect(OURS);
@@ -86,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// The settings of each block below `http`, in the order of the text, or the errors.
+    /// Returns the settings of each block in `http`, in the order of the text, or the errors.
     fn read(text: &str) -> Result<Builder, Vec<String>> {
         let request = BuildRequest {
             program: "gale".to_owned(),
@@ -102,7 +102,7 @@ mod tests {
         if errors.is_empty() { Ok(builder) } else { Err(errors) }
     }
 
-    /// The settings of a scope after `merge` with that of its parent.
+    /// Returns the settings of a scope after `merge` with its parent's.
     fn merged(builder: &mut Builder, scope: u32, parent: Option<&Conf>) -> Conf {
         let confs = builder.http_mut().confs(ScopeId(scope));
         let conf = confs.iter_mut().flatten().find_map(|conf| conf.downcast_mut::<Conf>());

@@ -1,4 +1,4 @@
-//! How services find the servers that they ask: as the `resolver` of the http block says, or else as the system does.
+//! Name resolution for services: by the `resolver` of the http block, or else by the system.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::rc::Rc;
@@ -12,13 +12,13 @@ use gale_engine::worker::Worker;
 use gale_http::request::configuration::HttpConfiguration;
 use gale_runtime::default_pool;
 
-/// How long a name is looked up where `resolver_timeout` does not say.
+/// Default timeout of a lookup, without `resolver_timeout`.
 const LOOKUP_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Name servers, and how long they may take.
+/// Name servers, and the timeout of a lookup.
 pub(crate) type NameServers = (Arc<ResolverSettings>, Duration);
 
-/// Those of the http block.
+/// Returns the name servers of the http block.
 pub(crate) fn name_servers<S: Service>(context: &Context<S>) -> Option<NameServers> {
     let configuration = context.configuration::<Configuration>()?;
     let http: Arc<HttpConfiguration> = configuration.protocol()?;
@@ -26,10 +26,10 @@ pub(crate) fn name_servers<S: Service>(context: &Context<S>) -> Option<NameServe
     Some((core.resolver.get_opt().cloned()?, *core.resolver_timeout.get()))
 }
 
-/// The addresses of a host, by its name or by its address.
+/// Returns the addresses of a host, which is given by name or address.
 ///
 /// # Errors
-/// Why there are none.
+/// The reason why there are none.
 pub(crate) async fn addresses(
     worker: &Rc<Worker>,
     host: &str,

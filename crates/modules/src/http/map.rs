@@ -1,4 +1,4 @@
-//! map: a variable of requests whose value depends on another one. See [`shared::map`](crate::shared::map).
+//! map: a request variable whose value depends on another variable. See [`shared::map`](crate::shared::map).
 //!   map STRING $VARIABLE { ... }          http
 //! (<https://nginx.org/en/docs/http/ngx_http_map_module.html>)
 

@@ -1,4 +1,4 @@
-//! memcached: answers requests with values that a memcached server has.
+//! memcached: answers requests with values from a memcached server.
 //!   set $memcached_key KEY;
 //!   memcached_pass ADDRESS;                             location, if in location
 //!   memcached_gzip_flag NUMBER;
@@ -103,7 +103,7 @@ pub static MODULE: Module = Module {
 #[derive(Default)]
 struct Conf {
     upstream: UpstreamSettings,
-    /// Not inherited: what answers a location is its own.
+    /// Not inherited: a location's content handler is its own.
     pass: Option<(AddressPass<Request>, Template)>,
     gzip_flag: Setting<u64>,
 }
@@ -135,7 +135,7 @@ fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, builder: &mut Builder) -> Resu
     upstream_rows::complete(settings, builder, false, "memcached", "memcached", &[])
 }
 
-/// Asks a server for the value. An error is the status that answers.
+/// Fetches the value from a server. The error is the status of the response.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     if !matches!(request.method(), Method::Get | Method::Head) {
         return Err(405);

@@ -1,10 +1,11 @@
-//! mirror: copies of a request, whose answers nobody reads.
+//! mirror: copies of requests, whose responses are discarded.
 //!   mirror URI|off;                 http, server, location; several make several copies
 //!   mirror_request_body on|off;     http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_mirror_module.html>)
 //!
-//! Copies have the method, the arguments, and unless that is off the body of the original, which is read first then.
-//! They run in the background: unlike in nginx, the next request of the connection does not wait for them.
+//! A copy has the method, the arguments and, unless `mirror_request_body` is off, the body of the original, which is
+//! then read first. Copies run in the background: unlike in nginx, the next request of the connection does not wait for
+//! them.
 
 use gale_config::{Body, Contexts, Custom, Diagnostic, One, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::Builder;
@@ -50,7 +51,7 @@ pub static MODULE: Module = Module {
 
 #[derive(Default)]
 struct Conf {
-    /// Empty for `off`; `None` until something is said here or inherited.
+    /// Empty for `off`; `None` until it is set here or inherited.
     copies: Option<Vec<Box<[u8]>>>,
     mirror_request_body: Setting<bool>,
 }
@@ -82,7 +83,7 @@ fn merge(conf: &mut dyn std::any::Any, parent: Option<&dyn std::any::Any>, _: &m
     Ok(())
 }
 
-/// Without a body to read first, the copies begin at once.
+/// Starts the copies at once if there is no body to read first.
 fn at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
     if !request.is_main() {
         return Some(Flow::Next);
@@ -106,7 +107,7 @@ fn read_and_copy<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture
 fn copy(request: &mut Request, conf: &Conf) -> Flow {
     for uri in conf.uris() {
         let target = Target { args: request.args.clone(), keeps_method: true, ..Target::new(uri) };
-        // Too many is in the error log, and none of the client's business.
+        // Too many subrequests are logged; the client's response does not change.
         run_in_background(request, target);
     }
     Flow::Next

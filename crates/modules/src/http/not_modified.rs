@@ -1,18 +1,17 @@
-//! not_modified: answers to conditional requests.
+//! not_modified: responses to conditional requests.
 //!   If-Unmodified-Since, If-Match           412 when the condition fails
 //!   If-Modified-Since, If-None-Match        304 when nothing has changed
 //! (RFC 9110 §13; <https://nginx.org/en/docs/http/ngx_http_core_module.html#if_modified_since>)
 //!
-//! A response out of a cache that follows RFC 9111 is judged by the RFC's order: an entity tag decides before a date, a
-//! later date than the response's spares the body, too, and without `Last-Modified` the response's own `Date` counts.
+//! A response from a cache that follows RFC 9111 is judged by the RFC: an entity tag takes precedence over a date, a
+//! date later than the response's spares the body, too, and without `Last-Modified` the response's own `Date` counts.
 //!
-//! It has no directives of its own: `if_modified_since` is the core's. Only a
-//! response of status 200 is judged; every other one means that the condition
-//! does not apply. Nothing is read and nothing is compared but the head.
+//! There are no directives: `if_modified_since` belongs to the core module. Only a response of status 200 is judged;
+//! for other statuses the conditions do not apply. The body is neither read nor compared.
 //!
-//! The head of a 304 goes on as it was, so that the filters behind this one make of its `ETag`, `Last-Modified` and
-//! `Vary` what they make of the whole answer's: a cache looks for what it has by these. What describes the body is
-//! taken away when the head is sent.
+//! The head of a 304 keeps its fields, so that later filters change `ETag`, `Last-Modified` and `Vary` as they would
+//! for the whole response: caches find their entry by these. Fields that describe the body are removed when the head is
+//! sent.
 
 use gale_base::http_date;
 use gale_engine::module::Module;
@@ -32,7 +31,7 @@ pub static MODULE: Module = Module {
     ..Module::EMPTY
 };
 
-/// The fields that make a request conditional, but for `If-Range`.
+/// Header fields that make a request conditional, except `If-Range`.
 const CONDITIONS: KnownHeaders = KnownHeaders::of(&[
     KnownHeader::IfUnmodifiedSince,
     KnownHeader::IfMatch,
@@ -69,7 +68,7 @@ fn check(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
     }
 }
 
-/// What the request makes its answer depend on.
+/// Conditions of a request.
 struct Conditions<'r> {
     unmodified_since: Option<&'r [u8]>,
     matches: Option<&'r [u8]>,
@@ -86,8 +85,8 @@ enum Verdict {
 }
 
 impl Conditions<'_> {
-    /// nginx's order: both conditions that may fail, then both that may spare the
-    /// body, of which all that are there must agree.
+    /// Judges in nginx's order: first the two conditions that may fail, then the two that may spare the body, all of
+    /// which must agree.
     fn judge(&self, head: &ResponseHead) -> Verdict {
         let modified = head.last_modified;
         if head.follows_rfc_conditions {
@@ -111,7 +110,7 @@ impl Conditions<'_> {
         Verdict::NotModified
     }
 
-    /// The RFC's order: of two conditions of a kind the one about the entity tag decides alone.
+    /// Judges in the RFC's order: of two conditions of a kind, only the one with an entity tag counts.
     fn judge_by_rfc(&self, head: &ResponseHead) -> Verdict {
         let field = |known| head.field(known).and_then(http_date::parse);
         let modified = head.last_modified.or_else(|| field(ResponseField::LastModified));
@@ -134,8 +133,8 @@ impl Conditions<'_> {
     }
 }
 
-/// A date that cannot be read is before all others, and a response without one
-/// may have changed at any time: both as in nginx.
+/// Returns `true` if the response is unmodified. As in nginx, an invalid date is before all others, and a response
+/// without a date may have changed at any time.
 fn is_unmodified(since: &[u8], modified: Option<u64>) -> bool {
     match (http_date::parse(since), modified) {
         (Some(since), Some(modified)) => since >= modified,
@@ -152,16 +151,15 @@ fn is_modified(since: &[u8], modified: Option<u64>, how: IfModifiedSince) -> boo
     }
 }
 
-/// How two entity tags are compared. (RFC 9110 §8.8.3.2)
+/// Comparison of two entity tags. (RFC 9110 §8.8.3.2)
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Comparison {
     Strong,
-    /// `W/` makes no difference.
+    /// `W/` is ignored.
     Weak,
 }
 
-/// Whether a list of entity tags has this one; `*` has every one, and an empty
-/// tag is in no list.
+/// Returns `true` if a list of entity tags contains this one; `*` matches every tag, and an empty tag none.
 fn lists(list: &[u8], etag: &[u8], comparison: Comparison) -> bool {
     if list == b"*" {
         return true;

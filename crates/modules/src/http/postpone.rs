@@ -1,10 +1,10 @@
-//! postpone: puts the output of subrequests into the places where filters before it have put the subrequests.
+//! postpone: inserts the output of subrequests where earlier filters have put the subrequests.
 //!
-//! No directives. It stands where nginx has it: what a subrequest gives out passes the filters of the subrequest's own
-//! location down to here, and from here on those of the client's request, as a part of its body.
+//! There are no directives. The filter has the same position as in nginx: the output of a subrequest passes the filters
+//! of the subrequest's location up to here, and from here on those of the client's request, as part of its body.
 //!
-//! Output is in order; the work is not. While a subrequest is the next one, the body behind it is looked at, and the
-//! subrequests in it begin. What is kept that way is bounded, in items and in bytes.
+//! Output is in order, but the work is not. While a subrequest is sent, the body behind it is read ahead, and
+//! subrequests in it are started. The read-ahead is bounded in items and in bytes.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, ready};
@@ -23,10 +23,10 @@ pub static MODULE: Module = Module {
     ..Module::EMPTY
 };
 
-/// How many items are kept behind a subrequest: so many subrequests of one document can run at a time.
+/// Maximum number of items read ahead behind a subrequest, and so of subrequests of one document that run concurrently.
 const ITEMS_MAX: usize = 64;
 
-/// How many bytes in memory are kept behind a subrequest.
+/// Maximum number of bytes in memory that are read ahead behind a subrequest.
 const BYTES_MAX: usize = 64 * 1024;
 
 fn put_in_place(request: &mut Request, _: &(), body: &mut Body) {
@@ -37,9 +37,9 @@ fn put_in_place(request: &mut Request, _: &(), body: &mut Body) {
 }
 
 struct Postponed {
-    /// What comes from the filters before; `None` when it has ended.
+    /// Body from the earlier filters; `None` after its end.
     source: Option<Body>,
-    /// What has come, in order. An error is the last thing.
+    /// Items read ahead, in order. An error is the last one.
     waiting: VecDeque<Result<BodyItem, BodyError>>,
     waiting_bytes: usize,
 }
@@ -84,7 +84,7 @@ impl BodyStream for Postponed {
 }
 
 impl Postponed {
-    /// Takes what lies behind a subrequest, as far as it is there and there is room.
+    /// Reads ahead behind a subrequest, as far as data is available and there is room.
     fn look_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
         while matches!(self.waiting.front(), Some(Ok(BodyItem::Subrequest(_))))
             && self.waiting.len() < ITEMS_MAX
@@ -117,7 +117,7 @@ impl Postponed {
         Some(item)
     }
 
-    /// The first subrequest has to wait: meanwhile the others go on.
+    /// Lets the other subrequests run while the first one waits.
     fn run_others(&mut self, context: &mut Context<'_>) {
         for item in self.waiting.iter_mut().skip(1) {
             if let Ok(BodyItem::Subrequest(subrequest)) = item {

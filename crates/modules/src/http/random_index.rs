@@ -1,8 +1,8 @@
-//! random_index: one of a directory's files, a different one each time.
+//! random_index: a random file of a directory as its index.
 //!   random_index on|off;          location
 //! (<https://nginx.org/en/docs/http/ngx_http_random_index_module.html>)
 //!
-//! A thread of the pool reads the directory, and keeps one name only, however many there are.
+//! A thread of the pool reads the directory and keeps one name only, however many there are.
 
 use std::ffi::OsString;
 use std::io;
@@ -85,8 +85,8 @@ fn choose(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
     })
 }
 
-/// One of the regular files in the directory, each as likely as the others; blocks. (Reservoir sampling: the n-th file
-/// takes the place of the one chosen so far with a probability of 1/n.)
+/// Returns a random regular file of the directory; blocks. All files are equally likely. (Reservoir sampling: the n-th
+/// file replaces the one chosen so far with a probability of 1/n.)
 fn one_of(path: &Path, mut seed: u64) -> io::Result<Option<OsString>> {
     let mut chosen = None;
     let mut count = 0_u64;
@@ -97,7 +97,7 @@ fn one_of(path: &Path, mut seed: u64) -> io::Result<Option<OsString>> {
             continue;
         }
         let kind = entry.file_type()?;
-        // A link that leads nowhere is no file.
+        // A dangling link is not a file.
         let is_file =
             kind.is_file() || kind.is_symlink() && std::fs::metadata(entry.path()).is_ok_and(|to| to.is_file());
         if !is_file {

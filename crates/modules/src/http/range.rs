@@ -1,14 +1,12 @@
-//! range: parts of a response instead of the whole.
+//! range: byte ranges of responses.
 //!   Range: bytes=FIRST-LAST | FIRST- | -LAST_BYTES, ...         206, or 416
 //!   If-Range: ETAG | DATE                                       else the whole
 //! (RFC 9110 §14; <https://nginx.org/en/docs/http/ngx_http_core_module.html#max_ranges>)
 //!
-//! It has no directives of its own: `max_ranges` is the core's. Only a response
-//! of status 200 with a known length is cut, and only where its handler allows
-//! it. Ranges are sent in the order in which they were asked for, overlapping
-//! or not, but several that are together longer than the whole get the whole:
-//! what a request makes us send is bounded by what is there. Of a body that
-//! comes once, such as another server's, one part can be had.
+//! There are no directives: `max_ranges` belongs to the core module. Only a response of status 200 with a known length
+//! is cut, and only if its handler allows it. Ranges are sent in the requested order, overlapping or not, but if they
+//! are together longer than the whole, the whole is sent: so a request cannot make the server send more than that. From
+//! a body that can be read only once, such as another server's, a single range can be sent.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -53,7 +51,7 @@ fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
     };
     match asked {
         Asked::Whole => Filtered::Goes,
-        // What is made on its way is made once.
+        // A body that is generated while it is sent cannot be read again.
         Asked::Parts(ranges) if ranges.len() > 1 && !has_parts(body, &ranges[0]) => Filtered::Goes,
         Asked::Parts(ranges) => {
             let boundary = gale_runtime::random_u64();
@@ -69,7 +67,7 @@ fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
     }
 }
 
-/// Whether several parts of a body can be had, of which this is one.
+/// Returns `true` if several ranges of a body, of which this is one, can be sent.
 fn has_parts(body: &Body, range: &Range<u64>) -> bool {
     match body {
         Body::Stream(stream) => stream.part(range).is_some(),
@@ -77,10 +75,10 @@ fn has_parts(body: &Body, range: &Range<u64>) -> bool {
     }
 }
 
-/// Whether the ranges are meant for this very response. (RFC 9110 §13.1.5)
+/// Returns `true` if the ranges apply to this version of the response. (RFC 9110 §13.1.5)
 ///
-/// Unlike nginx, a weak tag never matches, as the RFC demands: parts of two
-/// responses that only mean the same cannot be put together.
+/// Unlike in nginx, and as the RFC demands, a weak tag never matches: ranges of two responses that are only
+/// semantically equivalent cannot be combined.
 fn still_holds(if_range: Option<&[u8]>, head: &ResponseHead) -> bool {
     match if_range {
         None => true,
@@ -89,7 +87,7 @@ fn still_holds(if_range: Option<&[u8]>, head: &ResponseHead) -> bool {
     }
 }
 
-/// Makes the response one of parts: the head is set, and the body returned.
+/// Makes the response a partial one: sets its head and returns its body.
 fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range<u64>>, boundary: u64) -> Body {
     head.status = 206;
     head.allows_ranges = false;
@@ -103,7 +101,7 @@ fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range
     let mut before_range = format!("\r\n--{boundary}\r\n").into_bytes();
     if !head.content_type.is_empty() {
         before_range.extend_from_slice(b"Content-Type: ");
-        // As in a head, no value can end its line.
+        // As in a head, no value may contain a line end.
         before_range.extend(head.content_type.iter().map(|&byte| match byte {
             b'\r' | b'\n' | 0 => b' ',
             byte => byte,
@@ -120,7 +118,7 @@ fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range
     Body::Stream(Box::new(parts))
 }
 
-/// One part of a body, as simply as it can be said.
+/// Returns one range of a body, in its simplest form.
 fn part(body: Body, range: &Range<u64>) -> Body {
     match body {
         Body::Stream(inner) if inner.can_leave_out() => {
@@ -136,18 +134,17 @@ fn part(body: Body, range: &Range<u64>) -> Body {
     }
 }
 
-/// One part of a body that comes once: what is before it is dropped as it comes, and what is behind it is not asked
-/// for.
+/// One range of a body that can be read only once: bytes before it are dropped, and bytes behind it are not read.
 struct OnePart {
     inner: Box<dyn BodyStream>,
-    /// How many bytes are still before the part.
+    /// Number of bytes left before the range.
     skip: u64,
-    /// How many of the part are still to come.
+    /// Number of bytes left in the range.
     left: u64,
 }
 
 impl OnePart {
-    /// What belongs to the part of an item of the body, if anything does.
+    /// Returns the part of an item that lies in the range, if there is any.
     fn trim(&mut self, item: BodyItem) -> Option<BodyItem> {
         let piece = match item {
             BodyItem::Bytes(bytes) => Piece::Bytes(bytes),
@@ -172,7 +169,7 @@ impl BodyStream for OnePart {
                         return Poll::Ready(Some(Ok(item)));
                     }
                 }
-                // Shorter than announced: the body says so, or the length of the response does.
+                // A body shorter than announced: the body itself or the length of the response reports that.
                 end => return Poll::Ready(end),
             }
         }
@@ -198,8 +195,8 @@ impl BodyStream for OnePart {
     }
 }
 
-/// A body of several parts, made one part at a time: thousands of small ranges
-/// cost no more memory than their numbers.
+/// A body of several ranges, made one range at a time: thousands of small ranges take no more memory than their
+/// numbers.
 ///
 /// ```text
 ///   CRLF --BOUNDARY CRLF
@@ -212,16 +209,16 @@ struct Parts {
     source: Source,
     total: u64,
     ranges: vec::IntoIter<Range<u64>>,
-    /// The head of a part up to its range.
+    /// Head of a part up to its range.
     before_range: Vec<u8>,
-    /// What is left of the current part.
+    /// Rest of the current part.
     current: Body,
-    /// What comes after the last part.
+    /// Bytes after the last part.
     end: Option<Bytes>,
 }
 
 impl Parts {
-    /// How long all of it is, in bytes, before any has been taken.
+    /// Returns the length of the whole in bytes, before any is taken.
     fn length(&self) -> u64 {
         let parts = self.ranges.as_slice().iter();
         let parts: u64 = parts.map(|range| self.head_of(range).len() as u64 + range.end - range.start).sum();
@@ -254,11 +251,11 @@ impl BodyStream for Parts {
     }
 }
 
-/// A body whose bytes can be had several times and in any order.
+/// A body whose bytes can be read repeatedly and in any order.
 enum Source {
-    /// Its pieces, each with the position at which it begins.
+    /// Its pieces, each with its position.
     Pieces(Vec<(u64, Piece)>),
-    /// One that makes its parts itself.
+    /// A stream that returns ranges of itself.
     Stream(Box<dyn BodyStream>),
 }
 
@@ -269,8 +266,8 @@ enum Piece {
 }
 
 impl Source {
-    /// Takes a body of known length apart. What is no content (flushes, trailers)
-    /// belongs to the whole and is left out.
+    /// Takes a body of known length apart. Items without content (flushes, trailers) are left out: they belong to the
+    /// whole.
     fn of(body: Body) -> Source {
         match body {
             Body::Bytes(bytes) => Source::Pieces(vec![(0, Piece::Bytes(bytes))]),
@@ -296,7 +293,7 @@ impl Source {
         Source::Pieces(pieces)
     }
 
-    /// `range` alone, as simply as it can be said.
+    /// Returns `range` alone, in its simplest form.
     fn part(&self, range: Range<u64>) -> Body {
         let pieces = match self {
             Source::Pieces(pieces) => pieces,
@@ -315,7 +312,7 @@ impl Source {
     }
 }
 
-/// The items that make up `range`.
+/// Returns the items of `range`.
 fn items(pieces: &[(u64, Piece)], range: Range<u64>) -> impl Iterator<Item = BodyItem> {
     let first = pieces.partition_point(|(start, piece)| start + piece.length() <= range.start);
     let end = range.end;
@@ -334,10 +331,10 @@ impl Piece {
         }
     }
 
-    /// The bytes in `range`, which lies within the piece.
+    /// Returns the bytes in `range`, which lies within the piece.
     fn slice(&self, range: Range<u64>) -> BodyItem {
         match self {
-            // What is in memory can be counted with a usize.
+            // Bytes in memory can be counted with a usize.
             Piece::Bytes(bytes) => BodyItem::Bytes(bytes.slice(range.start as usize..range.end as usize)),
             Piece::File(FilePiece { file, offset, .. }) => {
                 let (offset, length) = (offset + range.start, range.end - range.start);
@@ -388,7 +385,7 @@ mod tests {
         Body::File(FilePiece { file, offset: 6, length: TEXT.len() as u64 })
     }
 
-    /// The same text as every kind of body, and as items that end everywhere.
+    /// Returns the same text as every kind of body, and as items of every division.
     fn bodies() -> Vec<Body> {
         let lease = Lease::copy_of(&TEXT[3..9]).unwrap();
         let Body::File(piece) = file() else { unreachable!() };

@@ -1,12 +1,12 @@
-//! realip: the client behind servers that are trusted to say who it is. See [`shared::realip`](crate::shared::realip).
+//! realip: the client address that a trusted server sends. See [`shared::realip`](crate::shared::realip).
 //!   set_real_ip_from ADDRESS | CIDR | HOST | unix:;              http, server, location
 //!   real_ip_header FIELD | X-Real-IP | X-Forwarded-For | proxy_protocol;
 //!   real_ip_recursive on | off;                                  http, server, location
 //!   $realip_remote_addr, $realip_remote_port
 //! (<https://nginx.org/en/docs/http/ngx_http_realip_module.html>)
 //!
-//! Happens once for a request: as soon as its head is read, if the server says so, else when its location is known.
-//! What is no address, or comes from somebody who is not trusted, changes nothing.
+//! The address is replaced once per request: when its head was read, if the server configures it, else when its
+//! location is known. An invalid address, or one from an untrusted sender, changes nothing.
 
 use std::net::SocketAddr;
 
@@ -76,7 +76,7 @@ enum Header {
     Single(Box<[u8]>),
     /// `X-Forwarded-For`: all fields of this name are one list.
     ForwardedFor,
-    /// What the connection began with: `listen … proxy_protocol`.
+    /// The PROXY protocol's header: `listen … proxy_protocol`.
     ProxyProtocol,
 }
 
@@ -89,7 +89,7 @@ fn header(statement: &Statement) -> Result<Header, Diagnostic> {
 }
 
 fn run(request: &mut Request, conf: &Conf) -> Flow {
-    // Subrequests have the same client, whoever of them found it out.
+    // Subrequests share the client's address, which is replaced once.
     if request.is_remote_set() {
         return Flow::Next;
     }
@@ -115,15 +115,15 @@ fn values_of<'r>(request: &'r Request, name: &'r [u8]) -> impl Iterator<Item = &
     request.fields().filter(|(_, field, _)| field.eq_ignore_ascii_case(name)).map(|(_, _, value)| value)
 }
 
-/// The servers that a request has passed, as far as they can be believed.
+/// The trusted servers that a request has passed.
 struct Chain<'c> {
     trusted: &'c [Trusted],
     is_recursive: bool,
 }
 
 impl Chain<'_> {
-    /// The client's address, from lists of addresses of which the last one is nearest to us; none when nobody is
-    /// trusted or nothing is said.
+    /// Returns the client's address from lists of addresses whose last one is the nearest. Returns `None` if no server
+    /// is trusted or the lists are empty.
     fn client(&self, nearest: &SocketAddress, values: &[&[u8]]) -> Option<SocketAddr> {
         if !trusts(self.trusted, nearest) {
             return None;

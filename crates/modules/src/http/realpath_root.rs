@@ -1,9 +1,9 @@
-//! `$realpath_root`: the directory of `root` or `alias` without symbolic links.
+//! `$realpath_root`: the directory of `root` or `alias` with symbolic links resolved.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#var_realpath_root>)
 //!
-//! The kernel usually knows the answer without a look at the disk. Where it does not, a thread of the pool finds it out
-//! before the request goes on behind its location's rewrites; what is asked for earlier, and is not known without
-//! waiting, has no value. Nothing is done in a configuration that does not mention the variable.
+//! The kernel can usually resolve the path from its cache. If not, a thread of the pool does so after the rewrites of
+//! the location; where the variable is used earlier and would have to wait, it has no value. A configuration that does
+//! not use the variable pays nothing.
 
 use std::ffi::OsString;
 use std::io;
@@ -49,7 +49,7 @@ fn merge(conf: &mut dyn std::any::Any, _: Option<&dyn std::any::Any>, builder: &
     Ok(())
 }
 
-/// What was found out for a directory.
+/// A resolved directory.
 struct Known {
     directory: PathBuf,
     real: PathBuf,
@@ -57,12 +57,12 @@ struct Known {
 
 fn directory(request: &Request) -> PathBuf {
     let mut directory = Vec::with_capacity(128);
-    // Without one there is no path that could be found.
+    // On failure the path is empty, and no such path exists.
     let _ = directory_of(request, &mut directory);
     PathBuf::from(OsString::from_vec(directory))
 }
 
-/// What is known now is kept: the next time the kernel may not know it.
+/// Resolves the path from the kernel's cache and keeps it: later it may have left the cache.
 fn at_once(request: &mut Request, _: &Conf) -> Option<Flow> {
     let directory = directory(request);
     if let Ok(real) = files::try_real_path(&directory)? {

@@ -1,11 +1,11 @@
-//! referer: whether a request comes from a link on a page that is welcome to have it.
+//! referer: checks that a request comes from a link on an allowed page.
 //!   valid_referers none | blocked | server_names | NAME[/URI] | ~REGEX ...;      server, location
 //!   referer_hash_max_size, referer_hash_bucket_size: see `inert.rs`
 //!   $invalid_referer: "1" if it does not, else empty
 //! (<https://nginx.org/en/docs/http/ngx_http_referer_module.html>)
 //!
-//! The field is easily forged, as nginx's page says: this is for the many who do not. What the field says costs one
-//! look-up of a host name, and a search for each regular expression; a search that fails is no match.
+//! The field is easily forged, as nginx's documentation says; the check works for the many requests that are not. A
+//! check costs one lookup of a host name, and a search for each regular expression; a search that fails is not a match.
 
 use std::sync::Arc;
 
@@ -53,43 +53,43 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// Longest host name that is looked at, as in nginx.
+/// Maximum length of a host name, as in nginx.
 const HOST_BYTES_MAX: usize = 256;
 
-/// Shorter values than `http://i.ru` are no addresses.
+/// Length of `http://i.ru`; shorter values are not URLs.
 const ADDRESS_BYTES_MIN: usize = 11;
 
 #[derive(Default)]
 struct Conf {
-    /// What the scope itself says.
+    /// Settings of the scope itself.
     draft: Option<Draft>,
     referers: Arc<Referers>,
 }
 
-/// A `valid_referers` that is being read.
+/// A `valid_referers` that is being parsed.
 struct Draft {
     referers: Referers,
-    /// The server whose names count, too, and the word that says so.
+    /// The server for `server_names`, and the word in the configuration.
     server: Option<(ServerId, Word)>,
     has_names: bool,
     span: Span,
 }
 
-/// Who may refer.
+/// Allowed referrers.
 #[derive(Default)]
 struct Referers {
     allows_none: bool,
     allows_blocked: bool,
     names: ServerNames<Entry>,
-    /// What the path has to begin with, by an entry's index.
+    /// Required prefixes of the path, by an entry's index.
     paths: Vec<Option<BString>>,
-    /// Asked for the host, as those of `server_name` are.
+    /// Matched with the host, from `server_names`.
     host_regexes: Vec<Regex>,
-    /// Asked for everything behind the scheme.
+    /// Matched with the whole text behind the scheme.
     regexes: Vec<Regex>,
 }
 
-/// A name's index; each has its own, so that the same name twice is a mistake.
+/// A name's index; each name has its own, so that a duplicate is detected.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Entry(usize);
 
@@ -134,7 +134,7 @@ impl Draft {
         self.referers.names.insert(parsed, entry).map_err(|_| error("conflicting parameter"))
     }
 
-    /// The names of the server, of which all are known now. One without any has the empty one, as in nginx.
+    /// Adds the names of the server, which are all known now. A server without names has the empty name, as in nginx.
     fn add_server_names(&mut self, builder: &mut Builder) -> Result<(), Diagnostic> {
         let Some((server, word)) = self.server.take() else { return Ok(()) };
         let mut is_unnamed = true;
@@ -163,7 +163,7 @@ impl Conf {
             let hint = "a regular expression alone is not enough: add a name, for example server_names";
             return Err(Diagnostic::emerg(message).at(draft.span).hint(hint));
         }
-        // As in nginx, expressions are inherited where a scope has none of its own.
+        // As in nginx, expressions are inherited if the scope has none of its own.
         if let Some(outer) = outer {
             let inherit = |own: &mut Vec<Regex>, outer: &[Regex]| {
                 if own.is_empty() {
@@ -196,7 +196,7 @@ impl Referers {
         }
     }
 
-    /// Whether this value is one of them. The error is PCRE2's.
+    /// Returns `true` if this value is allowed. The error is PCRE2's.
     fn allow_value(&self, referer: &[u8]) -> Result<bool, String> {
         let Some(address) = without_scheme(referer) else { return Ok(self.allows_blocked) };
         let end = address.iter().position(|byte| matches!(byte, b'/' | b':')).unwrap_or(address.len());
@@ -224,7 +224,7 @@ impl Referers {
     }
 }
 
-/// What follows `http://` or `https://`; `None` for what a firewall or a proxy has made of the field.
+/// Returns the text behind `http://` or `https://`, or `None` if a firewall or a proxy has deleted or masked the value.
 fn without_scheme(referer: &[u8]) -> Option<&[u8]> {
     let is_long_enough = referer.len() >= ADDRESS_BYTES_MIN;
     let schemes: [&[u8]; 2] = [b"http://", b"https://"];

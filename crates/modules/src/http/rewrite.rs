@@ -1,4 +1,4 @@
-//! rewrite: changes of the URI, conditions, variables of one's own, and answers that the configuration itself gives.
+//! rewrite: changes of the URI, conditions, user-defined variables, and responses from the configuration.
 //!   rewrite REGEX REPLACEMENT [last | break | redirect | permanent];   server, location, if
 //!   if (CONDITION) { ... }                                             server, location
 //!   set $VARIABLE VALUE;   break;                                      server, location, if
@@ -6,16 +6,16 @@
 //!   rewrite_log on|off;   uninitialized_variable_warn on|off;          http, server, location, if
 //! (<https://nginx.org/en/docs/http/ngx_http_rewrite_module.html>)
 //!
-//! The directives of a server or a location are a script: steps that run in the order of the file. What stands in an
-//! `if` follows it and is skipped when the condition does not hold; the block is a scope of its own, too, which the
-//! request comes into, and stays in.
+//! The directives of a server or a location form a script: steps that run in the order of the file. The steps of an
+//! `if` block follow the `if` and are skipped if the condition is false; the block is also a scope, which the request
+//! enters and stays in.
 //!
 //! ```text
 //!   rewrite_a   if (condition, skips 2)   set_b   return_c   rewrite_d
 //! ```
 //!
-//! Nothing is inherited but the two switches: what a server says has run before a location is found. Only `-f`, `-d`,
-//! `-e` and `-x` may have to wait.
+//! Only the two switches are inherited: a server's script has run before a location is found. Only `-f`, `-d`, `-e` and
+//! `-x` may have to wait.
 
 use std::io;
 use std::mem;
@@ -149,9 +149,9 @@ enum Step {
     Rewrite(Box<Rewrite>),
     If {
         condition: Condition,
-        /// The scope that the request comes into; a server's `if` has none that would last.
+        /// Scope that the request enters; `None` for a server's `if`, whose scope would not last.
         scope: Option<ScopeId>,
-        /// How many steps belong to the block.
+        /// Number of steps in the block.
         length: usize,
     },
     Set(Set<Request>),
@@ -161,28 +161,28 @@ enum Step {
 
 struct Rewrite {
     regex: Regex,
-    /// The path, or for a redirect everything.
+    /// Replacement of the path, or for a redirect of the whole URI.
     target: Template,
-    /// The arguments that the replacement has.
+    /// Arguments of the replacement.
     args: Option<Template>,
-    /// Whether the request's own arguments follow: unless the replacement ends with a question mark.
+    /// `true` to append the request's own arguments: unless the replacement ends with a question mark.
     adds_args: bool,
     then: Then,
 }
 
-/// What comes after a `rewrite` that has matched.
+/// Effect of a matching `rewrite`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
-    /// The next step.
+    /// Continues with the next step.
     GoOn,
-    /// `last`: no more steps; the location for the new URI is looked for.
+    /// `last`: ends the script and searches the location of the new URI.
     Last,
-    /// `break`: no more steps; the request stays in its location.
+    /// `break`: ends the script; the request stays in its location.
     Break,
     /// `redirect`, `permanent`, or a replacement that is a URL.
     Redirect {
         status: u16,
-        /// The replacement has arguments.
+        /// `true` if the replacement has arguments.
         has_args: bool,
     },
 }
@@ -269,7 +269,7 @@ fn add_if(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Resu
     Ok(())
 }
 
-/// The words between the parentheses, which may stand apart or not.
+/// Parses the condition between the parentheses, which may be separate words.
 fn condition(builder: &mut Builder, statement: &Statement) -> Result<Condition, Diagnostic> {
     let mut words = statement.args.clone();
     let invalid = |word: &Word, text: &BStr| Diagnostic::emerg(format!("invalid condition \"{text}\"")).at(word.span);
@@ -284,7 +284,7 @@ fn condition(builder: &mut Builder, statement: &Statement) -> Result<Condition, 
     strip(first, first.text.strip_prefix(b"(").map(BString::from))?;
     let last = words.last_mut().expect("one argument at least");
     strip(last, last.text.strip_suffix(b")").map(BString::from))?;
-    // What is left of a parenthesis that stands alone is no word.
+    // A parenthesis that stands alone leaves an empty word.
     if words.first().is_some_and(|word| word.text.is_empty() && statement.args[0].text == "(") {
         words.remove(0);
     }
@@ -358,7 +358,7 @@ fn add_return(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> 
     Ok(())
 }
 
-/// Statuses whose second argument is a place to go to.
+/// Returns `true` for statuses whose second argument is a URL.
 fn is_redirect(status: u16) -> bool {
     matches!(status, 301 | 302 | 303 | 307 | 308)
 }
@@ -377,7 +377,7 @@ fn invalid_code(word: &Word) -> Diagnostic {
     Diagnostic::emerg(format!("invalid return code \"{}\"", word.text)).at(word.span)
 }
 
-/// A variable that `set` gives a value, before it has.
+/// A variable before its `set` has run.
 struct Uninitialized(Box<[u8]>);
 
 impl Definition<Request> for Uninitialized {
@@ -394,19 +394,19 @@ fn has_script(conf: &Conf) -> bool {
     !conf.script.is_empty()
 }
 
-/// Where a script stands; a note while it waits.
+/// Position in a script; a note while the script waits.
 #[derive(Clone, Copy)]
 struct Position {
     step: usize,
-    /// Whether groups of expressions are encoded as the URI was: until the first `rewrite` that matches, as in nginx.
+    /// `true` if captures are escaped as the URI was: until the first matching `rewrite`, as in nginx.
     encodes: bool,
 }
 
-/// Why a script stops.
+/// Reason why a script stops.
 enum Stop {
     /// It has ended.
     Decided(Flow),
-    /// The next step asks for a file.
+    /// The next step needs a file's metadata, which may block.
     AtFile,
 }
 
@@ -421,7 +421,7 @@ fn begin(request: &mut Request, conf: &Conf) -> Option<Flow> {
     }
 }
 
-/// Where no location was found, the server's script has run already.
+/// Begins the script of a location. A request without a location has run the server's script already.
 fn begin_in_location(request: &mut Request, conf: &Conf) -> Option<Flow> {
     if request.scope().kind == ScopeKind::Server { Some(Flow::Next) } else { begin(request, conf) }
 }
@@ -449,7 +449,7 @@ fn go_on<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flo
     })
 }
 
-/// Runs the steps until they have ended or one has to wait. Steps only go forward: a script ends.
+/// Runs the steps until the script ends or one has to wait. Steps only go forward, so every script ends.
 fn run(request: &mut Request, conf: &Conf, position: &mut Position) -> Stop {
     while let Some(step) = conf.script.get(position.step) {
         match step {
@@ -490,7 +490,7 @@ fn branch(request: &mut Request, position: &mut Position, holds: bool, scope: Op
     }
 }
 
-/// The text; its groups of expressions are encoded when they are to be and came encoded.
+/// Returns the text; captures are escaped if `encodes` is set and the URI was sent escaped.
 fn text_of(template: &Template, request: &Request, encodes: bool) -> Vec<u8> {
     let mut out = Vec::new();
     if encodes && template.has_captures() && request.came_encoded() {
@@ -501,7 +501,7 @@ fn text_of(template: &Template, request: &Request, encodes: bool) -> Vec<u8> {
     out
 }
 
-/// The error is the status that the request ends with.
+/// Evaluates a condition. The error is the status of the response.
 fn holds(request: &mut Request, conf: &Conf, condition: &Condition, encodes: bool) -> Result<bool, u16> {
     match condition {
         Condition::IsSet(variable) => Ok(!matches!(&*value_of(request, *variable), b"" | b"0")),
@@ -523,7 +523,7 @@ fn value_of(request: &Request, variable: VariableId) -> Vec<u8> {
     value
 }
 
-/// Whether the text matches; its groups are `$1` to `$9` from then on, and empty when it does not.
+/// Returns `true` if the text matches. `$1` to `$9` become its captures, or empty if it does not match.
 fn matches(request: &Request, conf: &Conf, regex: &Regex, text: &[u8]) -> Result<bool, u16> {
     let found = regex.find(text).map_err(|error| {
         request.log(Level::Alert, format_args!("{error}"));
@@ -541,7 +541,7 @@ fn matches(request: &Request, conf: &Conf, regex: &Regex, text: &[u8]) -> Result
     Ok(is_match)
 }
 
-/// Whether the file is what is asked for. A special file is nothing of all that, as in nginx.
+/// Returns `true` if the file passes the test. A special file passes none, as in nginx.
 fn test_file(request: &Request, path: &[u8], test: FileTest, found: io::Result<FileMetadata>) -> bool {
     const EXECUTABLE_BY_OWNER: u32 = 0o100;
     match found {
@@ -561,9 +561,9 @@ fn test_file(request: &Request, path: &[u8], test: FileTest, found: io::Result<F
     }
 }
 
-/// What a `rewrite` did.
+/// Result of a `rewrite`.
 enum Rewritten {
-    /// Nothing: the URI does not match.
+    /// The URI does not match.
     No,
     GoOn,
     End(Flow),
@@ -610,7 +610,7 @@ fn rewrite(request: &mut Request, conf: &Conf, rewrite: &Rewrite) -> Rewritten {
     }
 }
 
-/// Sets where the redirect goes to.
+/// Sets the URL of a redirect.
 fn redirect(request: &mut Request, conf: &Conf, rewrite: &Rewrite, has_args: bool) {
     let text = text_of(&rewrite.target, request, true);
     let mut place = Vec::with_capacity(text.len() + request.args.len() + 1);
@@ -635,7 +635,7 @@ fn respond(request: &mut Request, answer: &Answer) -> Flow {
     let Some(text) = &answer.text else {
         return if status >= 400 { Flow::Respond(status) } else { respond_with(request, status, Bytes::new()) };
     };
-    // The text may tell it.
+    // The text may contain `$status`.
     request.response.status = status;
     let body = match text.as_constant() {
         Some(text) => Bytes::copy_from_slice(text),
@@ -644,7 +644,7 @@ fn respond(request: &mut Request, answer: &Answer) -> Flow {
     respond_with(request, status, body)
 }
 
-/// The text as the whole answer: no error page takes its place.
+/// Answers with the text; no error page replaces it.
 fn respond_with(request: &mut Request, status: u16, body: Bytes) -> Flow {
     request.response.status = status;
     if status == 204 {

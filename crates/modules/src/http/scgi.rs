@@ -75,7 +75,7 @@ pub static MODULE: Module = Module {
 #[derive(Default)]
 struct Conf {
     upstream: UpstreamSettings,
-    /// Not inherited: what answers a location is its own.
+    /// Not inherited: a location's content handler is its own.
     pass: Option<AddressPass<Request>>,
     params: Params,
 }
@@ -98,7 +98,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "scgi", "scgi", &gateway::hidden())
 }
 
-/// Passes a request on. An error is the status that answers it.
+/// Passes a request on. The error is the status of the response.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
     let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
@@ -112,7 +112,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let write = |request: &mut Request, passing: &mut Passing<'_>| {
         write_head(request, conf, length).map(|head| passing.set_head(head.into()))
     };
-    // A block, so that the future has no room for what is only passed through.
+    // The block keeps the values that are only passed through out of the future.
     let mut passing = {
         let (target, caching, (body, _)) = (target, caching, body);
         gateway::passing_of_cgi(request, &conf.upstream, &target, "scgi://", (&write, body), &reader, caching)
@@ -120,7 +120,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     Ok(pass_on(request, &mut passing).await)
 }
 
-/// What is asked of an application, whose body is this long.
+/// Returns the head of the request to the application; the body has this length.
 fn write_head(request: &Request, conf: &Conf, body_length: u64) -> Result<Vec<u8>, u16> {
     let mut head = Vec::with_capacity(1024);
     let mut params = scgi::Params::new(&mut head, body_length);

@@ -1,12 +1,12 @@
-//! secure_link: links that only we can make, and that end at some time.
+//! secure_link: links with a checksum that only the server's owner can make, and with an expiry time.
 //!   secure_link EXPRESSION;             http, server, location     the MD5 that came, and after a comma when it ends
 //!   secure_link_md5 EXPRESSION;         http, server, location     what the MD5 has to be of
 //!   secure_link_secret WORD;            http, server, location     /PREFIX/MD5/LINK, MD5 of LINK and WORD
 //!   $secure_link, $secure_link_expires
 //! (<https://nginx.org/en/docs/http/ngx_http_secure_link_module.html>)
 //!
-//! A request keeps what a location has found of its link: where no link is checked, in a page for an error for example,
-//! the variables say it still.
+//! A request keeps the result of its last check, so the variables also have a value in locations that check no link,
+//! for example in an error page.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -93,7 +93,7 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// An MD5 in base64 is no longer, with what fills its last characters.
+/// Maximum length of an MD5 in base64, with padding.
 const ENCODED_BYTES_MAX: usize = 24;
 
 const MD5_BYTES: usize = 16;
@@ -105,22 +105,22 @@ struct Conf {
     secret: Setting<Box<[u8]>>,
 }
 
-/// What is known of a request's link.
+/// Result of the check of a request's link.
 #[derive(Clone, Copy, Default)]
 struct Found {
     verdict: Verdict,
-    /// In seconds since 1970, if the link says it.
+    /// In seconds since 1970, if the link has an expiry time.
     expires: Option<u64>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 enum Verdict {
-    /// Somebody else's, or none.
+    /// Forged, or missing.
     #[default]
     Invalid,
     Expired,
     Valid,
-    /// One with a secret word: the value is the link.
+    /// Valid, with a secret word: the value is the link.
     Link,
 }
 
@@ -133,7 +133,8 @@ fn set<T>(setting: &mut Setting<T>, value: T, statement: &Statement) -> Result<(
 }
 
 impl Conf {
-    /// A secret word ends what is inherited of the other two, and they end it.
+    /// Completes the settings: a secret word cancels the inherited values of the other two directives, and they cancel
+    /// an inherited secret word.
     fn complete(&mut self, outer: Option<&Conf>) -> Result<(), Diagnostic> {
         if self.secret.is_set() {
             if self.link.is_set() || self.md5.is_set() {
@@ -152,7 +153,7 @@ impl Conf {
     }
 }
 
-/// What the location says of the link, or the last one that checked it.
+/// Returns the result for the location, or of the last one that checked the link.
 fn found(request: &Request) -> Found {
     let note: Rc<Cell<Found>> = request.shared_note();
     let Some(conf) = request.scope().conf_of::<Conf>() else { return note.get() };
@@ -166,7 +167,7 @@ fn found(request: &Request) -> Found {
     note.get()
 }
 
-/// Checks what came, `MD5` or `MD5,EXPIRES`.
+/// Checks the value sent, `MD5` or `MD5,EXPIRES`.
 fn check(given: &[u8], text: impl FnOnce() -> Vec<u8>, now: u64) -> Found {
     let comma = given.iter().position(|&byte| byte == b',');
     let (hash, expires) = match comma {
@@ -193,7 +194,7 @@ fn decoded(hash: &[u8]) -> Option<[u8; MD5_BYTES]> {
     base64::decode_url(hash)?.collect::<Vec<u8>>().try_into().ok()
 }
 
-/// The MD5 and what follows it, in a target `/PREFIX/MD5/LINK`. The arguments belong to the link.
+/// Returns the MD5 and the link in a target `/PREFIX/MD5/LINK`. The arguments belong to the link.
 fn link_of(request: &Request) -> Option<(&[u8], &[u8])> {
     split_link(request_uri(request))
 }

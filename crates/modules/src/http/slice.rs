@@ -1,15 +1,15 @@
-//! slice: a large response is fetched, and cached, in pieces of one size.
+//! slice: large responses are fetched and cached in slices of one size.
 //!   slice SIZE;                            http, server, location
 //!   $slice_range                           the piece to ask for: bytes=FIRST-LAST
 //! (<https://nginx.org/en/docs/http/ngx_http_slice_module.html>)
 //!
-//! The first piece is the one in which the client's range begins. A server that answers it with 206 is asked for the
-//! others in turn, by copies of the request that pass no filters; a piece of another file (another `ETag`, another
-//! length), or of another range than was asked for, ends the response. Only pieces that the client wants are asked for.
+//! The first slice is the one in which the client's range begins. If the server answers with 206, copies of the
+//! request, which pass no filters, fetch the others in turn. A slice of a changed file (another `ETag`, another
+//! length), or with another range than requested, ends the response. Only slices that the client needs are fetched.
 //!
-//! A cache does not keep what is refused here. A piece that comes from a server is judged before it is stored. One that
-//! was stored and does not fit is taken out of the cache and asked for once more; if what comes then does not fit
-//! either, the file has changed since the first piece was stored, and that one goes.
+//! The cache keeps no rejected slice. A slice from a server is checked before it is stored. A stored slice that does
+//! not match is removed from the cache and fetched once more; if the new one does not match either, the file has
+//! changed since the first slice was stored, and the first slice is removed.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -57,17 +57,17 @@ struct Conf {
     size: Setting<u64>,
 }
 
-/// What the pieces of a response have in common; the first one is asked for by the client's request itself.
+/// State that all slices of a response share; the client's own request fetches the first one.
 #[derive(Default)]
 struct Slicing {
-    /// Where the first piece begins, once somebody has asked for the variable.
+    /// Start of the first slice, once the variable was used.
     first: Cell<Option<u64>>,
     etag: RefCell<ShortText>,
-    /// Length of the whole, once the first piece has come.
+    /// Length of the whole, once the first slice has arrived.
     total: Cell<Option<u64>>,
 }
 
-/// In a copy of the request: where its piece begins.
+/// In a copy of the request: start of its slice.
 #[derive(Clone, Copy)]
 struct Piece(u64);
 
@@ -101,7 +101,7 @@ fn append_range(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Where the first piece begins, in the client's request or in a copy of it that fetches that piece anew.
+/// Returns the start of the first slice, in the client's request or in a copy that fetches this slice again.
 fn first_of_main(request: &Request) -> Option<u64> {
     if !request.is_main() && !request.repeats_main() {
         return None;
@@ -109,7 +109,7 @@ fn first_of_main(request: &Request) -> Option<u64> {
     request.shared_note::<Slicing>().first.get()
 }
 
-/// Where the client's range begins; ranges that depend on what the file is begin anywhere.
+/// Returns the start of the client's range, or 0 for ranges that depend on the file's length.
 fn first_byte(request: &Request) -> u64 {
     let range = request.header(KnownHeader::Range).filter(|_| request.header(KnownHeader::IfRange).is_none());
     let Some(range) = range.filter(|range| range.len() > 6 && range[..6].eq_ignore_ascii_case(b"bytes=")) else {
@@ -139,7 +139,7 @@ impl Filter for Slicer {
         let size = size_for(request);
         match request.notes.get::<Piece>() {
             Some(Piece(start)) => head.check(*start, size, Some(&request.shared_note::<Slicing>())).is_ok(),
-            // It is the first one; what is no part has no pieces.
+            // The first slice; a response that is not partial has no slices.
             None => match first_of_main(request).filter(|_| status == 206) {
                 Some(start) => head.check(start, size, None).is_ok(),
                 None => true,
@@ -148,7 +148,7 @@ impl Filter for Slicer {
     }
 }
 
-/// Makes the whole response of the first piece of it.
+/// Turns the first slice into the whole response.
 fn put_together(request: &mut Request, body: &mut Body) -> Filtered {
     let size = size_for(request);
     let slicing = request.shared_note::<Slicing>();
@@ -178,13 +178,13 @@ fn put_together(request: &mut Request, body: &mut Body) -> Filtered {
     Filtered::Goes
 }
 
-/// The fields by which a piece is judged.
+/// Fields by which a slice is checked.
 struct Head<'h> {
     status: u16,
     etag: &'h [u8],
-    /// `Content-Range`
+    /// `Content-Range`.
     range: &'h [u8],
-    /// Length of the body, if that is known.
+    /// Length of the body, if known.
     length: Option<u64>,
 }
 
@@ -194,8 +194,8 @@ impl Head<'_> {
         Head { status: head.status, etag: &head.etag, range, length: head.content_length }
     }
 
-    /// Checks that this is the piece that begins at `start`, and of the same file as the first one. Returns the length
-    /// of the whole.
+    /// Checks that this slice begins at `start` and belongs to the same file as the first one. Returns the length of
+    /// the whole.
     fn check(&self, start: u64, size: u64, first: Option<&Slicing>) -> Result<u64, String> {
         if self.status != 206 {
             return Err(format!("unexpected status code {} in slice response", self.status));
@@ -223,7 +223,7 @@ impl Head<'_> {
     }
 }
 
-/// `bytes FIRST-LAST/TOTAL`, where the total may not be known.
+/// Parses `bytes FIRST-LAST/TOTAL`, where the total may be unknown.
 fn parse_content_range(text: &[u8]) -> Option<(Range<u64>, Option<u64>)> {
     let rest = text.strip_prefix(b"bytes ")?;
     let dash = rest.iter().position(|&byte| byte == b'-')?;
@@ -237,33 +237,33 @@ fn parse_content_range(text: &[u8]) -> Option<(Range<u64>, Option<u64>)> {
     (first <= last).then_some((first..last.checked_add(1)?, total))
 }
 
-/// All pieces, one after the other.
+/// All slices, one after the other.
 struct Slices {
     slicing: Rc<Slicing>,
     size: u64,
-    /// What comes next, and where the part of the whole ends that is wanted.
+    /// Next position, and the end of the wanted range of the whole.
     position: u64,
     end: u64,
     current: Option<Current>,
 }
 
-/// A piece that is being read.
+/// The slice that is being read.
 struct Current {
     source: Source,
-    /// How far it is read, as a place in the whole.
+    /// Position in the whole up to which it was read.
     offset: u64,
     end: u64,
 }
 
 enum Source {
-    /// What the request itself was answered with.
+    /// Response to the client's own request.
     Own(Body),
-    /// What a copy of it is answered with.
+    /// Response to a copy of it.
     Asked { subrequest: Subrequest, is_checked: bool, is_again: bool },
 }
 
 impl Slices {
-    /// Asks for the piece that comes next; once more, if what came first did not fit.
+    /// Fetches the next slice; with `is_again`, because the stored one did not match.
     fn ask(&self, request: &Request, is_again: bool) -> Option<Current> {
         let start = self.position / self.size * self.size;
         let subrequest = Subrequest::repeat(request, Piece(start))?;
@@ -338,14 +338,14 @@ impl BodyStream for Slices {
     }
 }
 
-/// The fate of a piece.
+/// Result of checking a slice.
 enum Verdict {
     Fits,
     AskAgain,
     Ends(BodyError),
 }
 
-/// Judges the piece that begins there, and has the cache forget what does not fit.
+/// Checks the slice at this position, and removes one that does not match from the cache.
 fn judge(
     request: &Request,
     answer: Option<&Request>,
@@ -366,16 +366,16 @@ fn judge(
         return Verdict::AskAgain;
     }
     if shows_another_file(answer.response.status) {
-        // The next request fetches its first piece anew.
+        // The next request fetches its first slice anew.
         request.refuse_response();
     }
     request.log(Level::Error, format_args!("{what}"));
     Verdict::Ends(BodyError::Other(what))
 }
 
-/// Whether this status of a piece that does not fit tells that the file has changed since its first piece came: a piece
-/// of another file, a whole one, none any more, or one that ends before the piece. A server that fails or refuses says
-/// nothing about the file.
+/// Returns `true` if this status of a mismatching slice shows that the file has changed since the first slice was
+/// fetched: a slice of another file, a whole file, a missing file, or one that ends before the slice. A server that
+/// fails or refuses shows nothing about the file.
 fn shows_another_file(status: u16) -> bool {
     matches!(status, 200 | 206 | 404 | 410 | 416)
 }

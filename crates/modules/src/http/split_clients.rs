@@ -1,4 +1,4 @@
-//! split_clients: a variable of requests that divides clients into parts. See
+//! split_clients: a request variable that divides clients into groups by a hash. See
 //! [`shared::split_clients`](crate::shared::split_clients).
 //!   split_clients STRING $VARIABLE { ... }          http
 //! (<https://nginx.org/en/docs/http/ngx_http_split_clients_module.html>)

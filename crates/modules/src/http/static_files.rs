@@ -1,7 +1,7 @@
-//! static: answers with files.
+//! static: serves files.
 //!
-//! No directives of its own: what file a URI means is `root` and `alias`, how it
-//! is sent is `sendfile` and its kin, all of the core module.
+//! There are no directives: `root` and `alias` map a URI to a file, and `sendfile` and others decide its delivery; all
+//! of them belong to the core module.
 
 use std::io;
 
@@ -29,8 +29,7 @@ pub static MODULE: Module = Module {
     ..Module::EMPTY
 };
 
-/// What needs no waiting: a method that is refused, and a file that the kernel can
-/// open from what it has in memory.
+/// Answers without waiting: refuses other methods, and opens a file that the kernel has in its cache.
 fn at_once(request: &mut Request, _: &()) -> Option<Flow> {
     match request.method() {
         Method::Get | Method::Head | Method::Post if request.uri.ends_with(b"/") => return Some(Flow::Next),
@@ -63,7 +62,7 @@ fn opened_or_not(request: &mut Request, path: &[u8], opened: io::Result<Opened>)
     }
 }
 
-/// nginx's answers to the errors of `open`, which are logged.
+/// Logs an error of `open` and returns nginx's status for it.
 pub(super) fn refusal(request: &Request, path: &[u8], error: &io::Error) -> u16 {
     let (level, status) = match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG) => (Level::Error, 404),
@@ -84,7 +83,7 @@ fn answer(request: &mut Request, file: Opened, path: &[u8]) -> Flow {
     send(request, file, path)
 }
 
-/// Answers with this file, which is no directory, under the name that was asked for.
+/// Answers with this file, which is not a directory, under the requested name.
 pub(super) fn send(request: &mut Request, file: Opened, path: &[u8]) -> Flow {
     let metadata = file.metadata;
     if !metadata.is_regular() {

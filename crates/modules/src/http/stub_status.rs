@@ -1,9 +1,9 @@
-//! stub_status: how many connections and requests there are and were.
+//! stub_status: numbers of connections and requests.
 //!   stub_status;          server, location
 //!   $connections_active   $connections_reading   $connections_writing   $connections_waiting
 //! (<https://nginx.org/en/docs/http/ngx_http_stub_status_module.html>)
 //!
-//! The numbers are those of all workers. A connection that is accepted is handled: the two are always the same.
+//! The numbers cover all workers. Every accepted connection is handled, so these two are always equal.
 
 use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
@@ -22,7 +22,7 @@ pub static MODULE: Module = Module {
     directives: &[Directive {
         name: "stub_status",
         contexts: Contexts::SERVER.or(Contexts::LOCATION),
-        // Before nginx 1.7.5 a word was required, and many files still have one.
+        // nginx required an argument before 1.7.5, and many configurations still have one.
         takes: Takes::Between(0, 1),
         body: BlockBody::None,
         default: "",
@@ -42,7 +42,7 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// Not inherited, as in nginx: what answers a location is its own.
+/// Not inherited, as in nginx: a location's content handler is its own.
 #[derive(Default)]
 struct Conf {
     is_on: bool,

@@ -1,13 +1,13 @@
-//! sub: strings in responses are replaced by others.
+//! sub: replaces strings in responses.
 //!   sub_filter STRING REPLACEMENT;                           http, server, location
 //!   sub_filter_once on|off;                                  http, server, location
 //!   sub_filter_types TYPE ...;                               http, server, location
 //!   sub_filter_last_modified on|off;                         http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_sub_module.html>)
 //!
-//! Case does not count in what is searched for, letters outside of ASCII aside. Of several strings the one that begins
-//! first is replaced, of those that begin at the same place the one that the configuration has first, even if it takes
-//! more data to know. With `sub_filter_once` each is replaced once.
+//! The search ignores case, but only of ASCII letters. Of several strings the one that begins first is replaced; of
+//! those that begin at the same place, the first one in the configuration, even if more data is needed to decide. With
+//! `sub_filter_once` each string is replaced once.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ struct Pair {
     replacement: Template,
 }
 
-/// nginx's bound on the strings of a level.
+/// nginx's maximum number of strings of a level.
 const PAIRS_MAX: usize = 255;
 
 fn add_pair(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
@@ -135,7 +135,7 @@ fn substitute(request: &mut Request, conf: &Conf, body: &mut Body) {
     let (search, pairs) = match &conf.search {
         Some(search) => (Arc::clone(search), conf.pairs.iter().collect()),
         None => {
-            // Strings that turn out empty are not searched for.
+            // Strings that evaluate to nothing are not searched for.
             let found = conf.pairs.iter().map(|pair| (pair.string.evaluate(request), pair));
             let (strings, pairs): (Vec<_>, Vec<_>) = found.filter(|(string, _)| !string.is_empty()).unzip();
             if strings.is_empty() {
@@ -156,30 +156,30 @@ fn substitute(request: &mut Request, conf: &Conf, body: &mut Body) {
     *body = Body::Stream(Box::new(Transformed::new(std::mem::take(body), substitution, *ROOM_BYTES.end())));
 }
 
-/// Several strings to search for at once, in lower case.
+/// Search for several strings at once, in lower case.
 ///
-/// As Horspool's search, with a window as wide as the shortest string: the window's last byte tells how far the next
-/// place is at which a string may begin, or, if that is here, which strings to look at.
+/// Like Horspool's algorithm, with a window as wide as the shortest string: the window's last byte determines the
+/// distance to the next place at which a string may begin, or, if that is 0, the strings to compare.
 struct Search {
     strings: Vec<Box<[u8]>>,
-    /// How long the shortest one is.
+    /// Length of the shortest string.
     window: usize,
-    /// By the last byte of the window.
+    /// Shifts by the last byte of the window.
     shifts: [u8; 256],
-    /// The strings with their bytes at the end of the window, in the order of these bytes, then in that of the strings.
+    /// The strings with their bytes at the end of the window, sorted by these bytes, then by the order of the strings.
     by_byte: Vec<(u8, u8)>,
 }
 
-/// What is found, and where.
+/// Result of a search.
 enum Found {
-    /// The string of this number begins here.
+    /// The string of this number begins at this place.
     String(usize, usize),
-    /// Nothing begins before this place; what begins here, more data will tell.
+    /// No string begins before this place; more data is needed to decide whether one begins here.
     Nothing(usize),
 }
 
 impl Search {
-    /// Of at most 255 strings, none empty.
+    /// Creates a search for at most 255 strings, none empty.
     fn new(strings: &[&[u8]]) -> Search {
         let strings: Vec<Box<[u8]>> = strings.iter().map(|string| string.to_ascii_lowercase().into()).collect();
         // A shift has to fit into a byte.
@@ -231,7 +231,7 @@ impl Search {
         }
     }
 
-    /// The first place from which on all of the text is the beginning of a string.
+    /// Returns the first place from which on the rest of the text is a prefix of a string.
     fn first_beginning(&self, text: &[u8], from: usize, is_wanted: impl Fn(usize) -> bool) -> usize {
         let begins = |at: &usize| {
             let rest = &text[*at..];
@@ -244,13 +244,13 @@ impl Search {
     }
 
     fn effort(&self) -> Effort {
-        // At the worst every string is compared at every place to its end.
+        // In the worst case every string is compared at every place to its end.
         let worst_nanos = self.strings.iter().map(|string| string.len() as u64).sum::<u64>().max(10);
         Effort { usual_nanos: 3, worst_nanos }
     }
 }
 
-/// A body in which strings are replaced.
+/// A body with strings replaced.
 ///
 /// ```text
 ///   held:  | gone | plain | not decided yet: as long as the longest string, or what one step has brought |
@@ -259,15 +259,15 @@ impl Search {
 struct Substitution {
     search: Arc<Search>,
     replacements: Vec<Bytes>,
-    /// With `sub_filter_once`: which have been.
+    /// With `sub_filter_once`: `true` for strings that were replaced.
     is_replaced: Option<Box<[bool]>>,
     held: Vec<u8>,
     start: usize,
-    /// How many bytes of what is held go out as they are.
+    /// Number of held bytes that are sent unchanged.
     plain: usize,
-    /// What goes out behind them: what is left of a replacement, and how much of what is held it stands for.
+    /// Output behind them: the rest of a replacement, and the number of held bytes that it replaces.
     replacing: Option<(Bytes, usize)>,
-    /// Nothing more can be found in what is held before more has come.
+    /// `true` if nothing more can be found before more data arrives.
     is_decided: bool,
 }
 
@@ -276,7 +276,7 @@ impl Transform for Substitution {
         self.search.effort()
     }
 
-    /// What is held is looked at once more when no more comes for now.
+    /// Counts the held bytes once more if no more input comes for now.
     fn units(&self, input: &[u8], until: Until, _: usize) -> usize {
         match until {
             Until::MoreInput | Until::End => input.len(),
@@ -323,7 +323,7 @@ impl Substitution {
         self.held.extend_from_slice(input);
     }
 
-    /// Looks for the next string in what is held, if what was found last is out.
+    /// Searches the held bytes for the next string, once the last one was sent.
     fn decide(&mut self, until: Until) {
         if self.replacing.is_some() || self.plain > 0 {
             return;
@@ -350,7 +350,7 @@ impl Substitution {
         }
     }
 
-    /// Puts what is decided into `room`; returns how much that was.
+    /// Copies decided output into `room`. Returns its length.
     fn put(&mut self, room: &mut [u8]) -> usize {
         let plain = self.plain.min(room.len());
         room[..plain].copy_from_slice(&self.held[self.start..][..plain]);
@@ -374,7 +374,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes of a text that comes in pieces, and goes out by `room` bytes.
+    /// Returns the output for an input in pieces, with output buffers of `room` bytes.
     fn replaced(pairs: &[(&str, &str)], once: bool, pieces: &[&[u8]], room: usize) -> Vec<u8> {
         let (strings, replacements): (Vec<_>, Vec<_>) = pairs.iter().copied().unzip();
         let strings: Vec<&[u8]> = strings.iter().map(|string| string.as_bytes()).collect();
@@ -400,7 +400,7 @@ mod tests {
         }
     }
 
-    /// The same, as simply as it can be said.
+    /// The same by a naive algorithm.
     fn replaced_naively(pairs: &[(&str, &str)], once: bool, text: &[u8]) -> Vec<u8> {
         let (mut out, mut at, mut done) = (Vec::new(), 0, vec![false; pairs.len()]);
         while at < text.len() {

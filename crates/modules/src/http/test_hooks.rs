@@ -1,5 +1,5 @@
-//! test_hooks: handlers that only tests of the whole program want. Builds have them with the feature `test-hooks`
-//! alone, which `cargo test` turns on.
+//! test_hooks: handlers for tests of the whole program, built only with the feature `test-hooks`, which `cargo test`
+//! enables.
 //!   test_panic [waiting];    location    panics, at once or from a future of its own
 //!   test_echo;               location    sends the request's body back while it is still coming
 //!   test_head STATUS PHRASE [FIELD ...];
@@ -17,12 +17,12 @@
 //!   this test_pools;              location    tells what the thread pools do
 //!   test_files;              location    tells how files reached the clients
 //!   test_resolve NAME;       location    tells the addresses of a name, or why it has none
-//!   test_attempt HOW WHAT;   location    does something that no worker process does, and tells the
-//!                                        error number: exec, call, write, read, connect
+//!   test_attempt HOW WHAT;   location    tries an operation that worker processes never use (exec, call,
+//!                                        write, read, connect) and answers with the error number
 //!
-//! They reach what no other module reaches yet: a panic, an answer that begins before the request has
-//! ended, a stored body, a consumer that stalls, an interim response, a stall, a thread pool of one's own. Nothing may
-//! depend on them.
+//! They exercise paths that no other module reaches yet: a panic, a response that begins before the request has ended,
+//! a stored body, a consumer that stalls, an interim response, a stall, a separate thread pool. Nothing may depend on
+//! them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -199,7 +199,7 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// What the directives have in common.
+/// Common fields of the directive rows.
 const HOOK: Directive = Directive {
     name: "",
     contexts: Contexts::LOCATION,
@@ -216,12 +216,12 @@ struct Conf {
     answer: Option<Answer>,
     sends_early_hints: bool,
     stalls_by: Option<PathBuf>,
-    /// What `test_pool` says.
+    /// Arguments of `test_pool`.
     pool: Option<PoolHook>,
     head: Option<HeadHook>,
-    /// What `test_resolve` asks for.
+    /// Argument of `test_resolve`.
     name: Option<Template>,
-    /// The arguments of `test_attempt`.
+    /// Arguments of `test_attempt`.
     attempt: Option<(Template, Template)>,
 }
 
@@ -231,7 +231,7 @@ struct PoolHook {
     device: Template,
 }
 
-/// What `test_head` says: parts of one text.
+/// Arguments of `test_head`: parts of one text.
 struct HeadHook {
     status: u16,
     text: Bytes,
@@ -316,7 +316,7 @@ fn hint(request: &mut Request) -> Flow {
     Flow::Next
 }
 
-/// Waits for a writer, and then until it has written or gone.
+/// Waits for a writer, and then until it has written or closed.
 fn stall(conf: &Conf) -> Flow {
     let path = conf.stalls_by.as_ref().expect("there whenever the handler is");
     match File::open(path).and_then(|mut fifo| fifo.read(&mut [0])) {
@@ -370,14 +370,14 @@ fn tell_worker(request: &mut Request) -> Flow {
     text(request, gale_runtime::worker().to_string())
 }
 
-/// The limit holds until a reload, with which the workers share out the memory again.
+/// Sets the limit, which lasts until a reload divides the memory among the workers again.
 fn tell_leases(request: &mut Request, bytes_max: Option<usize>, shared_max: Option<usize>) -> Flow {
     shared_max.into_iter().for_each(gale_runtime::set_shared_bytes_max);
     bytes_max.into_iter().for_each(gale_runtime::set_leased_bytes_max);
     text(request, gale_runtime::leased_bytes_max().to_string())
 }
 
-/// On the loop itself: nothing of it waits.
+/// Runs on the loop itself, since none of the attempts blocks.
 fn attempt(request: &mut Request, how: &Template, what: &Template) -> Flow {
     let (how, what) = (how.evaluate(request), what.evaluate(request));
     let path = Path::new(OsStr::from_bytes(&what));
@@ -391,7 +391,7 @@ fn attempt(request: &mut Request, how: &Template, what: &Template) -> Flow {
             .map_err(io::Error::other)
             .and_then(|address: SocketAddr| TcpStream::connect(address).map(drop)),
         b"call" => number(&what).map_or(Ok(()), |number| {
-            // SAFETY: whatever the call is, it is given no memory.
+            // SAFETY: no system call gets a pointer to memory.
             match unsafe { libc::syscall(number, -1, 0, 0, 0, 0, 0) } {
                 -1 => Err(io::Error::last_os_error()),
                 _ => Ok(()),
@@ -403,7 +403,8 @@ fn attempt(request: &mut Request, how: &Template, what: &Template) -> Flow {
     text(request, error.map_or("done".to_owned(), |number| number.to_string()))
 }
 
-/// The thread says the request's arguments when it has begun. With the argument `panic` it panics when it is let go.
+/// Runs in a thread, which sends the request's arguments when it begins. With the argument `panic` it panics when it is
+/// released.
 async fn wait_in_pool(request: &mut Request, hook: &PoolHook) -> Flow {
     let Some(pool) = hook.pool.find(request) else {
         return Flow::Respond(500);
@@ -414,7 +415,7 @@ async fn wait_in_pool(request: &mut Request, hook: &PoolHook) -> Flow {
     let args = request.args.to_vec();
     let waited = pool.run_for(device, move || -> io::Result<()> {
         let mut stream = UnixStream::connect(socket)?;
-        // Closed or reset, now or later: that lets it go.
+        // Released when the peer closes or resets the connection, now or later.
         let _ = stream.write_all(&args);
         let _ = stream.read(&mut [0]);
         if args == b"panic" {
@@ -447,7 +448,7 @@ async fn resolve(request: &mut Request, name: &Template) -> Flow {
     }
 }
 
-/// A line for each pool, in the order of their names.
+/// Returns a line for each pool, sorted by name.
 fn describe_files() -> String {
     let counters = gale_runtime::file_counters();
     let rungs = Rung::ALL.iter().zip(counters.pieces).zip(counters.bytes);
@@ -506,8 +507,7 @@ impl BodyStream for Echo {
     }
 }
 
-/// Every text is a part of the one that the configuration has. With the argument `intercept` the status is responded
-/// with.
+/// Answers with parts of the configured text. With the argument `intercept` the status goes to the error pages.
 fn answer_with(request: &mut Request, head: &HeadHook) -> Flow {
     let response = &mut request.response;
     response.status = head.status;
@@ -527,7 +527,7 @@ fn tunnel(request: &mut Request) -> Flow {
     Flow::Upgrade(Box::<EchoTunnel>::default())
 }
 
-/// Sends back what it is given, and holds a bounded part of it.
+/// Sends its input back, and holds a bounded part of it.
 #[derive(Default)]
 struct EchoTunnel {
     held: VecDeque<Bytes>,
@@ -577,15 +577,15 @@ impl Tunnel for EchoTunnel {
 }
 
 thread_local! {
-    /// The consumers of this worker that wait for their release.
+    /// Consumers of this worker that wait for their release.
     static HELD: RefCell<Vec<Waker>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Ready when `test_release` has been asked for once since the first look.
+/// Completes after the first `test_release` that follows the first poll.
 async fn released() {
     let mut is_waiting = false;
     poll_fn(|context| {
-        // Nobody else wakes a handler that waits for nothing else.
+        // No other event wakes this handler.
         if std::mem::replace(&mut is_waiting, true) {
             return Poll::Ready(());
         }
@@ -603,7 +603,7 @@ fn release(request: &mut Request) -> Flow {
     Flow::Answer(Body::Bytes(answer.into()))
 }
 
-/// `LENGTH CHECKSUM`; the checksum is of every 61st byte alone, since debug builds are slow.
+/// Answers with `LENGTH CHECKSUM`; the checksum covers only every 61st byte, since debug builds are slow.
 async fn count_body(request: &mut Request) -> Flow {
     const STRIDE: u64 = 61;
     let (exchange, limits) = (request.exchange(), request.body_limits());
@@ -627,9 +627,9 @@ async fn count_body(request: &mut Request) -> Flow {
     Flow::Answer(Body::Bytes(format!("{length} {sum:016x}").into()))
 }
 
-/// `LENGTH memory|file CHECKSUM`; the checksum is 64 bits of FNV-1a in hexadecimal digits.
+/// Answers with `LENGTH memory|file CHECKSUM`; the checksum is 64 bits of FNV-1a in hexadecimal digits.
 async fn describe(request: &mut Request, stored: &StoredBody) -> Result<Flow, SpoolError> {
-    /// How much of it is read at once.
+    /// Size of a read.
     const PIECE_BYTES: usize = 64 * 1024;
     let mut sum = FNV_START;
     if let Some(mut reader) = stored.read(..) {

@@ -1,9 +1,9 @@
-//! try_files: the first of several files that is there.
+//! try_files: the first existing file of several.
 //!   try_files FILE ... URI;   try_files FILE ... =CODE;          server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#try_files>)
 //!
-//! A FILE is looked for behind `root` or `alias`. With `alias` a FILE that has variables may repeat the prefix of the
-//! location, as `$uri` does, and is looked for without it; a FILE without variables stands as it is.
+//! A FILE is searched below `root` or `alias`. With `alias`, a FILE with variables may repeat the prefix of the
+//! location, as `$uri` does, and the prefix is removed; a FILE without variables is used unchanged.
 
 use std::io;
 
@@ -51,7 +51,7 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// Not inherited: a location without `try_files` looks for nothing.
+/// Not inherited: a location without `try_files` tests no files.
 #[derive(Default)]
 struct Conf {
     candidates: Vec<Candidate>,
@@ -60,7 +60,7 @@ struct Conf {
 
 struct Candidate {
     name: Template,
-    /// Written with a slash at its end: a directory is wanted.
+    /// Written with a slash at the end: the file has to be a directory.
     is_directory: bool,
 }
 
@@ -98,7 +98,7 @@ fn try_files(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
     Ok(())
 }
 
-/// Looks for the files as far as the kernel can answer from memory; `None` = not so far.
+/// Tests the files as far as the kernel can answer from its cache. Returns `None` if one has to wait.
 fn look_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
     let mut path = Vec::with_capacity(128);
     for candidate in &conf.candidates {
@@ -132,7 +132,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
 }
 
 impl Candidate {
-    /// The name behind the directory, and the path that it stands for; none where a name cannot be one of a file.
+    /// Returns the name below the directory, and appends its path. Returns `None` for a name that no file can have.
     fn name_and_path(&self, request: &Request, path: &mut Vec<u8>) -> Option<Vec<u8>> {
         let mut name = Vec::with_capacity(64);
         path.clear();
@@ -148,7 +148,7 @@ impl Candidate {
         (append_path(request, &name, path) && !name.contains(&0)).then_some(name)
     }
 
-    /// Goes on with this file if it is what was looked for; `None` = the next one is to be looked for.
+    /// Continues with this file if it is of the wanted kind. Returns `None` if the next one has to be tested.
     fn take(&self, request: &mut Request, name: Vec<u8>, path: &[u8], found: io::Result<FileMetadata>) -> Option<Flow> {
         let metadata = match found {
             Ok(metadata) => metadata,
@@ -157,7 +157,7 @@ impl Candidate {
         if metadata.is_directory() != self.is_directory {
             return None;
         }
-        // The alias alone is the directory's path then, whatever its name.
+        // The path of the directory is the alias itself then, whatever the name.
         if !self.is_directory || request.scope().core.root.get().alias != Some(Alias::Whole) {
             request.uri = found_uri(request, name);
             request.adds_uri_to_alias = true;
@@ -166,8 +166,8 @@ impl Candidate {
     }
 }
 
-/// What the kernel says of a path counts as "not there", and is logged if it is anything else. That nobody has asked
-/// the kernel (a pool is full) says nothing of the path.
+/// Handles an error. An error of the kernel counts as "not found", and is logged unless it means just that. If the
+/// kernel was not asked, since a pool is full, nothing is known about the path, and the request fails.
 fn refusal(request: &Request, path: &[u8], error: &io::Error) -> Option<Flow> {
     let number = error.raw_os_error();
     if !matches!(number, Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG)) {
@@ -176,8 +176,7 @@ fn refusal(request: &Request, path: &[u8], error: &io::Error) -> Option<Flow> {
     number.is_none().then_some(Flow::Respond(500))
 }
 
-/// The URI of what was found. With `alias` the name stands in place of what follows
-/// the location's prefix.
+/// Returns the URI of the file. With `alias` the name replaces the part behind the location's prefix.
 fn found_uri(request: &Request, name: Vec<u8>) -> Vec<u8> {
     match &request.scope().core.root.get().alias {
         Some(Alias::Prefix(prefix)) => [&prefix[..], &name].concat(),
@@ -185,9 +184,9 @@ fn found_uri(request: &Request, name: Vec<u8>) -> Vec<u8> {
     }
 }
 
-/// With `alias`, nginx takes the location's prefix off the last parameter as it does off names, if that has variables.
-/// Configurations therefore write the prefix twice (`/app//app/index.php?$args`), and get the rest. One that is written
-/// once stays: nothing could be found by the rest.
+/// Removes the location's prefix from the last parameter. With `alias`, nginx does so for a parameter with variables,
+/// as it does for names. Configurations therefore write the prefix twice (`/app//app/index.php?$args`) and rely on
+/// that. A prefix that is written once stays, since no file could be found by the rest.
 fn take_off_repeated_prefix(request: &Request, target: &mut Vec<u8>) {
     let Some(Alias::Prefix(prefix)) = &request.scope().core.root.get().alias else { return };
     let is_repeated = target.strip_prefix(&**prefix).is_some_and(|rest| {

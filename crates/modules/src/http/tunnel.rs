@@ -1,11 +1,11 @@
-//! tunnel: connects clients that ask for it (CONNECT) to servers, and carries their bytes.
+//! tunnel: connects clients to servers by CONNECT, and relays their bytes.
 //!   tunnel_pass [ADDRESS];                              server, location, if in location
 //!   and a part of what all modules have that pass requests on (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_tunnel_module.html>, RFC 9110 §9.3.6)
 //!
-//! Which hosts and ports a client may reach is for the access rules to say: without an address in `tunnel_pass` it
-//! reaches whatever it names.
+//! Access rules must restrict the hosts and ports: without an address in `tunnel_pass` a client can reach any server
+//! that it names.
 
 use std::any::Any;
 use std::time::Duration;
@@ -105,7 +105,7 @@ pub static MODULE: Module = Module {
 #[derive(Default)]
 struct Conf {
     upstream: UpstreamSettings,
-    /// Not inherited: what answers a location is its own.
+    /// Not inherited: a location's content handler is its own.
     pass: Option<AddressPass<Request>>,
     send_lowat: Setting<u64>,
 }
@@ -138,7 +138,7 @@ fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, builder: &mut Builder) -> Resu
     upstream_rows::complete(settings, builder, false, "tunnel", "tunnel", &[])
 }
 
-/// Connects a client to a server. An error is the status that answers the request.
+/// Connects a client to a server. The error is the status of the response.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     if request.method() != Method::Connect {
         return Err(405);
@@ -164,7 +164,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     Ok(pass_on(request, &mut passing).await)
 }
 
-/// A server that is not asked anything: that it is there is its answer.
+/// Protocol of a server that gets no request: the connection itself is its response.
 struct Connected;
 
 impl ResponseReader for Connected {

@@ -1,4 +1,4 @@
-//! upstream: groups of servers that requests may be passed to. See [`shared::upstream`](crate::shared::upstream).
+//! upstream: groups of servers that requests are passed to. See [`shared::upstream`](crate::shared::upstream).
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
 
 use gale_config::Contexts;
@@ -17,10 +17,10 @@ pub static MODULE: Module = Module {
     ..Module::EMPTY
 };
 
-/// `sticky`
+/// The module of `sticky`.
 pub static STICKY: Module =
     Module { name: "http_upstream_sticky", directives: &[upstream::sticky_directive::<Request>()], ..Module::EMPTY };
 
-/// `ntlm`
+/// The module of `ntlm`.
 pub static NTLM: Module =
     Module { name: "http_upstream_ntlm", directives: &[upstream::ntlm_directive::<Request>()], ..Module::EMPTY };

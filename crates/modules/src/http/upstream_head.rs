@@ -1,8 +1,8 @@
-//! What heads of requests to servers have in common, in HTTP/1 and HTTP/2: fields that the configuration sets, fields
-//! of the client, and what is asked for.
+//! Common part of the heads of requests to servers, in HTTP/1 and HTTP/2: configured fields, the client's fields, and
+//! the URI.
 //!
-//! Fields of the client's connection, those that its `Connection` lists and `HTTP2-Settings` are not passed on
-//! (RFC 9110 §7.6.1).
+//! Connection-specific fields, those that the client's `Connection` lists, and `HTTP2-Settings` are not passed on (RFC
+//! 9110 §7.6.1).
 
 use gale_config::{Diagnostic, Statement};
 use gale_engine::configuration::Builder;
@@ -15,22 +15,22 @@ use gale_protocol::http1::request_writer::{Unwritable, write_field, write_field_
 use gale_protocol::request::KnownHeader;
 use gale_protocol::uri::escape::{Class, escape};
 
-/// Where the fields of a head go.
+/// Output of a head's fields.
 pub(crate) trait WriteFields {
     /// Appends a field.
     ///
     /// # Errors
-    /// It would be read as something else.
+    /// The field would be misread.
     fn field(&mut self, name: &[u8], value: &[u8]) -> Result<(), Unwritable>;
 
-    /// Appends a field whose value `write` appends; none if that is nothing.
+    /// Appends a field whose value `write` appends, or nothing if that is empty.
     ///
     /// # Errors
-    /// It would be read as something else.
+    /// The field would be misread.
     fn field_unless_empty(&mut self, name: &[u8], write: impl FnOnce(&mut Vec<u8>)) -> Result<(), Unwritable>;
 }
 
-/// As HTTP/1 has them.
+/// Fields in HTTP/1.
 impl WriteFields for Vec<u8> {
     fn field(&mut self, name: &[u8], value: &[u8]) -> Result<(), Unwritable> {
         write_field(self, name, value)
@@ -51,7 +51,7 @@ impl WriteFields for Http2Request {
     }
 }
 
-/// `proxy_set_header NAME VALUE;`, `grpc_set_header`
+/// `proxy_set_header NAME VALUE;`, `grpc_set_header`.
 #[derive(Clone)]
 pub(crate) struct SetHeader {
     pub name: Box<[u8]>,
@@ -60,10 +60,10 @@ pub(crate) struct SetHeader {
 }
 
 impl SetHeader {
-    /// What a directive says.
+    /// Parses the directive.
     ///
     /// # Errors
-    /// In nginx's words.
+    /// A message in nginx's words.
     pub fn read(builder: &mut Builder, statement: &Statement) -> Result<SetHeader, Diagnostic> {
         let name: &[u8] = &statement.args[0].text;
         let value = builder.http_mut().template(&statement.args[1])?;
@@ -78,18 +78,18 @@ impl SetHeader {
     }
 }
 
-/// The field that is set in place of the client's one.
+/// Returns the configured field that replaces the client's.
 pub(crate) fn find_set(set_headers: &[SetHeader], known: KnownHeader) -> Option<&SetHeader> {
     set_headers.iter().find(|set| set.known == Some(known))
 }
 
-/// The server's name in HTTP/2: what the configuration says, and `host` otherwise.
+/// Returns the server's name in HTTP/2: the configured one, or else `host`.
 pub(crate) fn authority(request: &Request, set_headers: &[SetHeader], host: &[u8]) -> Vec<u8> {
     let set = find_set(set_headers, KnownHeader::Host).map(|set| set.value.evaluate(request));
     set.filter(|set| !set.is_empty()).unwrap_or_else(|| host.to_vec())
 }
 
-/// The fields that the configuration sets, but for those that are about the connection or the body.
+/// Writes the configured fields, except those for the connection or the framing of the body.
 pub(crate) fn write_set_fields(
     request: &Request,
     set_headers: &[SetHeader],
@@ -111,7 +111,7 @@ pub(crate) fn write_set_fields(
     Ok(())
 }
 
-/// The client's fields, but for those that are set or are not for the server.
+/// Writes the client's fields, except those that the configuration sets and those that must not be passed on.
 pub(crate) fn write_client_fields(
     request: &Request,
     set_headers: &[SetHeader],
@@ -129,7 +129,7 @@ pub(crate) fn write_client_fields(
                     | KnownHeader::ContentLength
                     | KnownHeader::TransferEncoding
                     | KnownHeader::Te
-                    // The fields that it announces stay here.
+                    // The trailers that it announces are not passed on.
                     | KnownHeader::Trailer
                     | KnownHeader::KeepAlive
                     | KnownHeader::Expect
@@ -151,7 +151,8 @@ pub(crate) fn write_client_fields(
     Ok(())
 }
 
-/// Fields that a client must not have taken away by listing them in `Connection`: servers decide by them.
+/// Returns `true` for fields that a client must not be able to remove by listing them in `Connection`, because servers
+/// rely on them.
 fn is_end_to_end(known: Option<KnownHeader>) -> bool {
     matches!(
         known,
@@ -169,8 +170,7 @@ fn is_end_to_end(known: Option<KnownHeader>) -> bool {
     )
 }
 
-/// What a server is asked for that gets the request's own URI: as the client sent it, or as redirects and rewrites have
-/// left it.
+/// Appends the request's own URI: as the client sent it, or as redirects and rewrites have left it.
 pub(crate) fn append_uri(request: &Request, uri: &mut Vec<u8>) {
     if request.has_sent_uri() {
         let sent = request.target_in_origin_form();
@@ -184,7 +184,7 @@ pub(crate) fn append_uri(request: &Request, uri: &mut Vec<u8>) {
     }
 }
 
-/// The URI as it is now, without its first bytes, and the arguments.
+/// Appends the present URI, without its first bytes, and the arguments.
 pub(crate) fn append_changed_uri(request: &Request, from: usize, uri: &mut Vec<u8>) {
     let path = &request.uri[from..];
     if request.is_internal || request.came_encoded() {

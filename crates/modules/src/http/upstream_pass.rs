@@ -1,4 +1,4 @@
-//! The handler of modules that pass requests on.
+//! The content handler of proxying modules.
 
 use std::any::Any;
 use std::time::Duration;
@@ -12,38 +12,38 @@ use gale_http::upstream::settings::UpstreamSettings;
 
 /// A module's part in the content phase, for settings of type `C`.
 pub(crate) struct PassRequests<C: 'static> {
-    /// Whether requests are passed on in this scope.
+    /// Returns `true` if requests are passed on in this scope.
     pub has_target: fn(&C) -> bool,
-    /// What the scope says of that.
+    /// Returns the upstream settings of the scope.
     pub settings: fn(&C) -> &UpstreamSettings,
-    /// What becomes of heads that are in the cache.
+    /// Returns the rewriter of cached heads.
     pub rewriter: fn(&C) -> &dyn HeadRewriter,
-    /// Has the request know what the key of the cache may be made of; `false` if that has to be waited for.
+    /// Notes in the request everything that the cache key's variables use. Returns `false` if that has to wait.
     pub prepare: fn(&mut Request, &C) -> bool,
     /// Passes a request on.
     pub pass: for<'a> fn(&'a mut Request, &'a C) -> LocalBoxFuture<'a, Flow>,
 }
 
-/// Where the body comes from that a server gets.
+/// Source of the body that a server gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BodySource {
     /// There is none, or it is not passed on.
     None,
     /// The client, while it sends.
     Client,
-    /// Memory or a file: it is read to its end before.
+    /// Memory or a file: it is read completely first.
     Stored,
 }
 
-/// Where the body of this request comes from. `streams_chunked`: a body can be sent whose length is not known.
+/// Returns the source of this request's body. `streams_chunked`: the protocol can send a body of unknown length.
 pub(crate) fn body_source(request: &Request, settings: &UpstreamSettings, streams_chunked: bool) -> BodySource {
     let declared = request.declared_body_length();
     let is_stored = request.body.is_some();
-    // What is left of a body that another location has passed on is no body.
+    // A body that another location has passed on is gone.
     if !*settings.pass_request_body.get() || request.body_is_gone() || declared == Some(0) && !is_stored {
         return BodySource::None;
     }
-    // What may be asked for once more is read before.
+    // A request that may be repeated needs its body stored.
     let can_stream = !settings.cache.takes(request.method())
         && (declared.is_some() || streams_chunked)
         && !is_stored
@@ -51,17 +51,17 @@ pub(crate) fn body_source(request: &Request, settings: &UpstreamSettings, stream
     if can_stream && !*settings.request_buffering.get() { BodySource::Client } else { BodySource::Stored }
 }
 
-/// What a location does to heads out of its cache.
+/// Returns how a location serves heads from its cache.
 pub(crate) fn serving<'s>(settings: &'s UpstreamSettings, rewriter: &'s dyn HeadRewriter) -> Serving<'s> {
     Serving { settings, rewriter, converts_head: false }
 }
 
-/// Asks the cache, if the location has one. Requests of others do not pay for a future that has room for that.
+/// Looks the request up in the cache, if the location has one. Other requests do not pay for the larger future.
 pub(crate) async fn consult_cache(request: &mut Request, serving: Serving<'_>) -> Consulted {
     if serving.settings.cache.is_on() {
         return Box::pin(consult(request, serving)).await;
     }
-    // What another location has noted for its own request is none of this one's.
+    // Notes of another location's lookup do not apply here.
     if request.notes.has::<CacheNote>() {
         request.notes.put(CacheNote::default());
     }
@@ -91,7 +91,7 @@ impl<C: 'static> Handler for PassRequests<C> {
 
     fn outlives_client(&self, request: &Request, conf: &dyn Any) -> bool {
         let settings = (self.settings)(conf_of(conf));
-        // As nginx: what comes may be stored.
+        // As in nginx, since the response may be stored.
         *settings.ignore_client_abort.get() || settings.cache.takes(request.method()) || settings.store.is_on()
     }
 
@@ -100,7 +100,7 @@ impl<C: 'static> Handler for PassRequests<C> {
     }
 
     fn patience(&self) -> Duration {
-        // As nginx: a server is not to work for a client that has left.
+        // As in nginx, a server does not work for a client that has left.
         Duration::ZERO
     }
 
@@ -109,7 +109,7 @@ impl<C: 'static> Handler for PassRequests<C> {
     }
 }
 
-/// The status that answers a request whose servers are not found.
+/// Returns the status for a failed lookup of servers.
 pub(crate) fn look_up_status(error: LookUpError) -> u16 {
     match error {
         LookUpError::NoAddress => 500,
@@ -119,8 +119,8 @@ pub(crate) fn look_up_status(error: LookUpError) -> u16 {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    /// The future of an asynchronous function, which need not be called for that, is no larger than what the allocator
-    /// gives out quickly: more takes seven times as long.
+    /// Asserts at compile time that the future of an asynchronous function is no larger than the allocator's fast
+    /// sizes; a larger one takes seven times as long to allocate. The function is not called.
     pub(crate) fn assert_small<A, F: Future>(_function: impl FnOnce(A) -> F) {
         let bytes = size_of::<F>();
         assert!(bytes <= 1024, "the future has {bytes} bytes");

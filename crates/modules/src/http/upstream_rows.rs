@@ -1,5 +1,5 @@
-//! The directives that every module has that passes requests on: `proxy_read_timeout`, `fastcgi_read_timeout` and so
-//! on. One macro makes the rows, one function completes the settings.
+//! Directives that all proxying modules have: `proxy_read_timeout`, `fastcgi_read_timeout` and so on. One macro makes
+//! the rows, one function completes the settings.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
 
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use gale_http::upstream::settings::{Ignored, RetryOn, UpstreamSettings};
 pub(crate) use crate::http::cache_rows::conditions;
 pub(crate) use crate::http::core::{send_lowat, size_template, temp_path};
 
-/// The rows of a module whose settings have an [`UpstreamSettings`] called `upstream`, whatever it speaks with servers,
-/// with further rows behind them.
+/// Makes the rows of a module whose settings have an [`UpstreamSettings`] called `upstream`, for any protocol to
+/// servers, with further rows behind them.
 macro_rules! common_upstream_rows {
     ($conf:ty, $prefix:literal, [$($own:expr),* $(,)?]) => {
         &[
@@ -72,7 +72,7 @@ macro_rules! common_upstream_rows {
     };
 }
 
-/// Those, and the rows of a module whose bodies are stored on their way.
+/// Makes these rows, and those of a module that may store bodies.
 macro_rules! upstream_rows {
     ($conf:ty, $prefix:literal, $temp:literal, [$($own:expr),* $(,)?]) => {
         $crate::http::upstream_rows::common_upstream_rows!($conf, $prefix, [
@@ -117,7 +117,7 @@ macro_rules! upstream_rows {
     };
 }
 
-/// One row of them.
+/// Makes one row.
 macro_rules! row {
     (@ $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr, $store:expr) => {
         gale_engine::module::Directive {
@@ -157,7 +157,7 @@ macro_rules! row {
     };
 }
 
-/// The rows of a module that speaks TLS with servers, if it is asked to: those of [`upstream_rows`] and `…_ssl_…`.
+/// Makes the rows of a module that may use TLS to servers: those of [`upstream_rows`] and `…_ssl_…`.
 macro_rules! upstream_ssl_rows {
     ($conf:ty, $prefix:literal, $temp:literal, [$($own:expr),* $(,)?]) => {{
         use $crate::http::cache_rows::upstream_cache_rows;
@@ -171,7 +171,7 @@ macro_rules! upstream_ssl_rows {
 pub(crate) use crate::shared::tls_client::template;
 pub(crate) use {common_upstream_rows, row, upstream_rows, upstream_ssl_rows};
 
-/// A row of a module's own, for every scope.
+/// Returns a row of a module's own, for every scope.
 pub(crate) const fn own_row(
     name: &'static str,
     takes: Takes,
@@ -182,9 +182,9 @@ pub(crate) const fn own_row(
     Directive { name, contexts: Contexts::ANYWHERE, takes, body: Body::None, default, about, store }
 }
 
-/// Completes the settings of a scope whose rows have been inherited and set. `directory` is that of temporary files
-/// below Gale's own, needed if the scope passes requests on; `hidden` are the fields that clients do not get unless
-/// they are passed by name.
+/// Completes the settings of a scope whose rows have been inherited and set. `directory` is the name of the default
+/// directory for temporary files, needed if the scope passes requests on; `hidden` are the fields that are not passed
+/// to clients by default.
 pub(crate) fn complete(
     settings: &mut UpstreamSettings,
     builder: &mut Builder,
@@ -203,7 +203,7 @@ pub(crate) fn complete(
     settings.complete(prefix, hidden)
 }
 
-/// Has the files read that TLS to servers needs, for a scope that may speak it.
+/// Loads the files for TLS to servers, for a scope that may use it.
 pub(crate) fn prepare_tls(
     settings: &mut UpstreamSettings,
     builder: &mut Builder,
@@ -225,7 +225,7 @@ pub(crate) fn prepare_tls(
     Ok(())
 }
 
-/// Gives a value to what has no directive in a module.
+/// Sets a value that has no directive in a module.
 pub(crate) fn fix<T>(setting: &mut Setting<T>, value: T) {
     if !setting.is_set() {
         setting.set(value, None);
@@ -241,14 +241,14 @@ pub(crate) fn next_upstream(
     statement: &Statement,
     earlier: Option<&RetryOn>,
 ) -> Result<RetryOn, Diagnostic> {
-    // As in nginx: applications are not asked for these.
+    // As in nginx, other protocols do not have these conditions.
     let is_of_proxy = |text: &str| matches!(text, "http_502" | "http_504");
     let is_proxy = [&b"proxy_"[..], b"grpc_"].iter().any(|prefix| statement.name.text.starts_with(prefix));
     let words = RetryOn::WORDS.iter().filter(|(text, _)| is_proxy || !is_of_proxy(text));
     retry_on(builder, statement, earlier, &words.copied().collect::<Vec<_>>())
 }
 
-/// What these words, with their bits, say beside what earlier statements of the block do.
+/// Adds the conditions of these words, given with their bits, to those of earlier statements of the block.
 pub(crate) fn retry_on(
     builder: &mut Builder,
     statement: &Statement,
@@ -258,12 +258,12 @@ pub(crate) fn retry_on(
     let earlier = earlier.map(|earlier| earlier.bits());
     values::bitmask(statement, words, earlier.as_ref(), &mut builder.diagnostics).map(|bits| {
         let retry_on = RetryOn::of(bits);
-        // As in nginx: nothing else counts beside it.
+        // As in nginx, `off` cancels all others.
         if retry_on.has(RetryOn::OFF) { RetryOn::OFF } else { retry_on }
     })
 }
 
-/// `memcached_next_upstream`, which has words of its own.
+/// Parses `memcached_next_upstream`, which has conditions of its own.
 pub(crate) fn memcached_next_upstream(
     builder: &mut Builder,
     statement: &Statement,
@@ -278,7 +278,7 @@ pub(crate) fn memcached_next_upstream(
     retry_on(builder, statement, earlier, &RetryOn::WORDS.iter().filter_map(word).collect::<Vec<_>>())
 }
 
-/// `tunnel_next_upstream`: a server that is only connected to cannot answer wrongly.
+/// Parses `tunnel_next_upstream`: a server that is only connected to has no invalid responses.
 pub(crate) fn tunnel_next_upstream(
     builder: &mut Builder,
     statement: &Statement,

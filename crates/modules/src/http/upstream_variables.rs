@@ -1,7 +1,7 @@
-//! The `$upstream_*` variables: what is known of the servers that a request was passed to.
+//! The `$upstream_*` variables: the servers that a request was passed to.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#variables>)
 //!
-//! Servers are separated by commas, groups after internal redirects by colons.
+//! Commas separate servers, colons separate groups after internal redirects.
 
 use std::net::SocketAddr;
 
@@ -75,7 +75,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::family("upstream_cookie_", append_cookie),
 ];
 
-/// Appends a part for each server. `false` if there is none.
+/// Appends a part for each server that was tried. Returns `false` if there was none.
 fn append_each(request: &Request, out: &mut Vec<u8>, append: impl Fn(&Attempt, &mut Vec<u8>)) -> bool {
     let Some(records) = Records::of(request) else { return false };
     let entries = records.entries();
@@ -99,7 +99,7 @@ fn append_each(request: &Request, out: &mut Vec<u8>, append: impl Fn(&Attempt, &
     true
 }
 
-/// The server that was chosen last, without its port.
+/// Appends the address of the last server without its port.
 fn append_last_address(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     with_last(request, |attempt| match attempt.peer.parse::<SocketAddr>() {
         Ok(address) => append(out, address.ip().to_string().as_bytes()),
@@ -126,7 +126,7 @@ fn append_trailer(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     append_joined(out, values, b", ")
 }
 
-/// The value of a cookie that the server sets.
+/// Appends the value of a cookie that the server sets.
 fn append_cookie(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     let Some(fields) = Records::of(request).and_then(Records::fields) else { return false };
     for field in fields.iter().filter(|field| field.name.eq_ignore_ascii_case(b"Set-Cookie")) {

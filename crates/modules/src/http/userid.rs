@@ -1,4 +1,4 @@
-//! userid: cookies that tell clients apart, in the form of mod_uid.
+//! userid: cookies that identify clients, in the form of mod_uid.
 //!   userid on|v1|log|off;                                     http, server, location
 //!   userid_service NUMBER;                                    http, server, location
 //!   userid_name NAME;  userid_domain NAME | none;             http, server, location
@@ -8,8 +8,9 @@
 //!   $uid_got, $uid_set, $uid_reset
 //! (<https://nginx.org/en/docs/http/ngx_http_userid_module.html>)
 //!
-//! An identifier is four numbers: who gives it (the server's address), the time, who counts (a loop of a process), and
-//! a count. The cookie is their 16 bytes in base64. As in nginx, variables show the numbers as this machine reads them.
+//! An identifier has four numbers: the issuer (the server's address), the time, the counter (a loop of a process), and
+//! a count. The cookie has their 16 bytes in base64. As in nginx, variables show the numbers in the machine's byte
+//! order.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
@@ -142,7 +143,7 @@ struct Conf {
     mode: Setting<Mode>,
     service: Setting<u64>,
     name: Setting<BString>,
-    /// Empty for none, as `p3p`.
+    /// Empty for none, like `p3p`.
     domain: Setting<BString>,
     path: Setting<BString>,
     expires: Setting<Expires>,
@@ -161,15 +162,15 @@ enum Mode {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expires {
-    /// When the browser ends.
+    /// A session cookie.
     Off,
-    /// After so many seconds.
+    /// After this many seconds.
     After(u64),
-    /// As late as was possible once.
+    /// The latest date that old browsers support.
     Max,
 }
 
-/// Flags of a cookie, in the order in which they are written. The first one is none.
+/// Flags of a cookie, in the order in which they are written. The first one means none.
 const FLAGS: [(&str, u32); 6] = [
     ("off", 0x01),
     ("secure", 0x02),
@@ -179,7 +180,7 @@ const FLAGS: [(&str, u32); 6] = [
     ("samesite=none", SAME_SITE | 0x20),
 ];
 
-/// One of them is enough.
+/// One bit that is common to all values of SameSite.
 const SAME_SITE: u32 = 0x40;
 
 fn mode(statement: &Statement) -> Result<Mode, Diagnostic> {
@@ -214,10 +215,10 @@ fn flags(builder: &mut Builder, statement: &Statement, earlier: Option<&u32>) ->
     values::bitmask(statement, &FLAGS, earlier, builder)
 }
 
-/// How much of a cookie is the identifier: the rest of its last four characters is for the mark.
+/// Number of characters of a cookie that hold the identifier; the rest of the last four characters is for the mark.
 const ENCODED_BYTES: usize = 22;
 
-/// Four numbers, as they lie in memory.
+/// Four numbers in native byte order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Uid([u8; 16]);
 
@@ -226,7 +227,7 @@ impl Uid {
         base64::decode(encoded)?.collect::<Vec<u8>>().try_into().ok().map(Uid)
     }
 
-    /// The last number of one that was given is never 0.
+    /// Returns `true` if it was issued: the last number of such an identifier is never 0.
     fn is_given(self) -> bool {
         self.0[12..] != [0; 4]
     }
@@ -237,29 +238,29 @@ impl Uid {
         encoded
     }
 
-    /// `NAME=00001111222233334444555566667777`
+    /// Returns `NAME=00001111222233334444555566667777`.
     fn shown(self, name: &BString) -> String {
         let number = |start: usize| u32::from_ne_bytes(self.0[start..start + 4].try_into().expect("four bytes"));
         format!("{name}={:08X}{:08X}{:08X}{:08X}", number(0), number(4), number(8), number(12))
     }
 }
 
-/// What is known of a client, in the client's request and its subrequests.
+/// State of a client's cookie, shared by the request and its subrequests.
 #[derive(Default)]
 struct Known {
-    /// The cookie was looked for.
+    /// `true` after the search for the cookie.
     is_read: bool,
     got: Option<Uid>,
-    /// All of the cookie that came.
+    /// The whole value of the client's cookie.
     value: BString,
     set: Option<Uid>,
-    /// The identifier that came is not to be kept.
+    /// `true` if the client's identifier is to be replaced.
     is_reset: bool,
 }
 
 type Note = Rc<RefCell<Known>>;
 
-/// What came, worked out once.
+/// Returns the state of the client's cookie, parsed at the first call.
 fn known(request: &Request, conf: &Conf) -> Note {
     let note: Note = request.shared_note();
     if std::mem::replace(&mut note.borrow_mut().is_read, true) {
@@ -289,7 +290,7 @@ impl Conf {
         matches!(self.mode.get(), Mode::V1 | Mode::On)
     }
 
-    /// Decides whether the client gets a cookie, and which.
+    /// Decides whether the client gets a cookie, and which identifier.
     fn choose(&self, request: &Request, note: &Note) {
         let (got, has_mark) = {
             let known = note.borrow();
@@ -300,7 +301,7 @@ impl Conf {
             (known.got, self.mark.get().as_ref().is_none_or(has_mark))
         };
         if let Some(got) = got {
-            // Worked out without a borrow: the value may be any variable.
+            // Evaluated without a borrow, since the value may be any variable.
             let mut reset = Vec::new();
             request.append_named_variable(b"uid_reset", &mut reset);
             if matches!(&*reset, b"" | b"0") {
@@ -318,7 +319,7 @@ impl Conf {
 
     fn make(&self, request: &Request) -> Uid {
         let is_v1 = *self.mode.get() == Mode::V1;
-        // As in nginx, a number is cut to its lower half.
+        // As in nginx, a number is truncated to 32 bits.
         let service = self.service.get_opt().map(|&service| service as u32);
         let time = gale_runtime::wall_seconds() as u32;
         let (start, count) = COUNTERS.with(|counters| counters.next(is_v1));
@@ -335,13 +336,13 @@ impl Conf {
         Uid(uid)
     }
 
-    /// The value of `Set-Cookie`.
+    /// Returns the value of `Set-Cookie`.
     fn field(&self, uid: Uid, known: &Known, now: u64) -> Vec<u8> {
         let mut field = Vec::with_capacity(128);
         field.extend_from_slice(self.name.get());
         field.push(b'=');
         let mut value = match known.got {
-            // As it came: bits that are too many in its last character stay.
+            // The client's own text: surplus bits in its last character stay.
             Some(_) if !known.is_reset => [&known.value[..ENCODED_BYTES], b"=="].concat(),
             _ => uid.encoded(),
         };
@@ -373,7 +374,7 @@ impl Conf {
     }
 }
 
-/// The last four bytes of an address.
+/// Returns the last four bytes of an address.
 fn own_number(address: &SocketAddress) -> [u8; 4] {
     match address.inet().map(|address| address.ip()) {
         None => [0; 4],
@@ -382,7 +383,7 @@ fn own_number(address: &SocketAddress) -> [u8; 4] {
     }
 }
 
-/// `Thu, 31-Dec-37 23:55:55 GMT`: old browsers know no other form, and no later year.
+/// Appends `Thu, 31-Dec-37 23:55:55 GMT`: old browsers know no other form, and no later year.
 fn append_cookie_time(out: &mut Vec<u8>, seconds: u64) {
     const YEAR_SHORT_MAX: &[u8] = b"2037";
     let date = http_date::format(seconds);
@@ -393,9 +394,10 @@ fn append_cookie_time(out: &mut Vec<u8>, seconds: u64) {
     }
 }
 
-/// What a loop counts identifiers with.
+/// Counter of identifiers of a loop.
 struct Counters {
-    /// Who counts: the microsecond in which the first loop began to, one more for each further one, and the process.
+    /// Identifies the counter: the microsecond in which the first loop began, plus one for each further loop, and the
+    /// process.
     start: u32,
     v1: Cell<u32>,
     v2: Cell<u32>,
@@ -410,13 +412,13 @@ const STEP: u32 = 0x100;
 
 impl Counters {
     fn new() -> Counters {
-        /// How many loops of this process have begun.
+        /// Number of loops of this process that have begun.
         static LOOPS: AtomicU32 = AtomicU32::new(0);
-        /// What the first of them found.
+        /// Value of the first of them.
         static BEGINNING: AtomicU32 = AtomicU32::new(0);
         let number = LOOPS.fetch_add(1, Ordering::Relaxed);
         let micros = gale_runtime::wall().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_micros());
-        // What fits into 16 bits; 0 stands for nothing yet.
+        // A value that fits into 16 bits; 0 means unset.
         let own = micros / 20 + 1;
         let found = BEGINNING.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed);
         let start = found.map_or_else(|first| first, |_| own).wrapping_add(number);
@@ -512,7 +514,7 @@ mod tests {
             "uid=fwAAAQUGBwgJCgsMDQ4PAgz=; expires=Sun, 06-Nov-94 08:51:17 GMT; domain=example.com; path=/; secure; \
              httponly; samesite=none"
         );
-        // A mark goes into the cookie that came; one that is not kept has no part in it.
+        // A mark is added to the client's own cookie; it does not keep an identifier that is replaced.
         let mut known = Known { got: Some(UID), value: "AAAAAAAAAAAAAAAAAAAAAB==x".into(), ..Known::default() };
         assert!(text(&conf, &known).starts_with("uid=AAAAAAAAAAAAAAAAAAAAABz=;"));
         known.is_reset = true;

@@ -1,4 +1,4 @@
-//! uwsgi: passes requests to uwsgi applications, those in Python above all.
+//! uwsgi: passes requests to uwsgi applications, for example in Python.
 //!   uwsgi_pass [uwsgi://|suwsgi://]ADDRESS;                       location, if in location
 //!   uwsgi_param NAME VALUE [if_not_empty];
 //!   uwsgi_modifier1 NUMBER;  uwsgi_modifier2 NUMBER;  uwsgi_string TEXT;
@@ -98,7 +98,7 @@ pub static MODULE: Module = Module {
 #[derive(Default)]
 struct Conf {
     upstream: UpstreamSettings,
-    /// Not inherited: what answers a location is its own.
+    /// Not inherited: a location's content handler is its own.
     pass: Option<AddressPass<Request>>,
     params: Params,
     modifier1: Setting<u8>,
@@ -111,7 +111,7 @@ fn uwsgi_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> 
     Ok(())
 }
 
-/// The address behind a scheme, if there is one.
+/// Splits the scheme, if there is one, off an address.
 fn without_scheme(text: &[u8]) -> Result<BareAddress<'_>, &'static str> {
     let behind = |scheme: &[u8]| {
         let (start, rest) = text.split_at_checked(scheme.len())?;
@@ -142,7 +142,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "uwsgi", "uwsgi", &gateway::hidden())
 }
 
-/// Passes a request on. An error is the status that answers it.
+/// Passes a request on. The error is the status of the response.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
     let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
@@ -155,7 +155,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let write = |request: &mut Request, passing: &mut Passing<'_>| {
         write_head(request, conf).map(|head| passing.set_head(head.into()))
     };
-    // A block, so that the future has no room for what is only passed through.
+    // The block keeps the values that are only passed through out of the future.
     let mut passing = {
         let (target, caching, (body, _)) = (target, caching, body);
         let scheme = if target.tls_host.is_some() { "suwsgi://" } else { "uwsgi://" };
@@ -164,7 +164,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     Ok(pass_on(request, &mut passing).await)
 }
 
-/// What is asked of an application.
+/// Returns the head of the request to the application.
 fn write_head(request: &Request, conf: &Conf) -> Result<Vec<u8>, u16> {
     let mut head = Vec::with_capacity(1024);
     let mut params = uwsgi::Params::new(&mut head, *conf.modifier1.get(), *conf.modifier2.get());

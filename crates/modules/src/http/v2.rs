@@ -1,4 +1,4 @@
-//! http_v2: HTTP/2.
+//! http_v2: settings of HTTP/2.
 //!   http2 on|off;                                    http, server
 //!   http2_max_concurrent_streams N;                  http, server
 //!   http2_body_preread_size SIZE;                    http, server
@@ -9,7 +9,7 @@
 //!   $http2
 //! (<https://nginx.org/en/docs/http/ngx_http_v2_module.html>)
 //!
-//! How it is spoken is `gale-http`'s (`connection/http2/`).
+//! `gale-http` implements the protocol (`connection/http2/`).
 
 use bstr::{BStr, ByteSlice};
 use gale_base::units;
@@ -121,7 +121,7 @@ const fn obsolete(name: &'static str, contexts: Contexts, takes: Takes) -> Direc
     }
 }
 
-/// What stands in the place of obsolete directives.
+/// Obsolete directives with their replacements.
 const SUCCESSORS: &[(&str, &str)] = &[
     ("http2_max_requests", "keepalive_requests"),
     ("http2_max_field_size", "large_client_header_buffers"),
@@ -190,7 +190,7 @@ fn flood_limits(statement: &Statement) -> Result<FloodLimits, Diagnostic> {
 
 const VARIABLES: &[Variable] = &[Variable::named("http2", negotiated)];
 
-/// `h2` over TLS, `h2c` in the clear, otherwise empty.
+/// Appends `h2` over TLS, `h2c` in the clear, otherwise nothing.
 fn negotiated(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     if request.version() != Version::Http2 {
         return false;

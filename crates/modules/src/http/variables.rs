@@ -1,9 +1,8 @@
-//! The variables of the http core: what a configuration may know of a request,
-//! its connection, its response, and the time.
+//! Variables of the http core: of a request, its connection, its response, and the time.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#variables>)
 //!
-//! Values are appended straight to where they go; nothing here waits. `$request_body`, `$request_body_file` and
-//! `$realpath_root` are in `client_body.rs` and `realpath_root.rs`.
+//! Values are appended in place; nothing here waits. `$request_body`, `$request_body_file` and `$realpath_root` are in
+//! `client_body.rs` and `realpath_root.rs`.
 
 use bstr::BStr;
 use gale_base::log_level::Level;
@@ -23,7 +22,7 @@ use crate::shared::append::{
 };
 use crate::shared::variables::variables;
 
-/// What requests have in common with what other protocols serve.
+/// Variables that requests share with the subjects of other protocols.
 pub static COMMON: Module = Module {
     name: "http_core",
     parts: &[&HttpPart { variables: &variables::<Request>(), ..HttpPart::EMPTY }],
@@ -126,7 +125,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::family("sent_trailer_", append_sent_trailer),
 ];
 
-/// What the client sent as its first line, even if it is none.
+/// Returns the client's request line, even if it is invalid.
 fn request_line(request: &Request) -> &[u8] {
     match request.request_line() {
         b"" => first_line(request.head.readable()),
@@ -141,7 +140,7 @@ fn first_line(head: &[u8]) -> &[u8] {
     &line[..line.iter().position(is_line_end).unwrap_or(line.len())]
 }
 
-/// The target from its path on: nginx leaves out what the absolute form says before.
+/// Returns the target from its path on: nginx leaves out the scheme and the host of an absolute form.
 pub(super) fn request_uri(request: &Request) -> &[u8] {
     let target = request.target();
     if request.parsed.target.form != Form::Absolute {
@@ -154,7 +153,7 @@ pub(super) fn request_uri(request: &Request) -> &[u8] {
     }
 }
 
-/// Of a path that is refused the value is empty; without a path there is none.
+/// Appends the URI. A refused path is empty; without a path the variable has no value.
 fn append_uri(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     append_present(out, &request.uri) || !request.parsed.target.path.is_empty()
 }
@@ -167,7 +166,7 @@ fn host(request: &Request) -> &[u8] {
     if request.host.is_empty() { server_name(request) } else { &request.host }
 }
 
-/// The first name; `.example.com` counts as `example.com`.
+/// Returns the first name; `.example.com` counts as `example.com`.
 pub(super) fn server_name(request: &Request) -> &[u8] {
     let name = &*request.server().name;
     name.strip_prefix(b".").unwrap_or(name)
@@ -188,7 +187,7 @@ fn append_tcp(request: &Request, out: &mut Vec<u8>, value: fn(&TcpInfo) -> u32) 
     request.exchange().tcp_info().is_some_and(|info| append_number(out, value(&info).into()))
 }
 
-/// Whether the body's length is told by chunks, or would be by the connection's end.
+/// Returns `true` if the body's length is unknown, so that it is sent in chunks or ends with the connection.
 fn has_unknown_length(request: &Request) -> bool {
     let status = request.response.status;
     status >= 200 && !matches!(status, 204 | 304) && !request.is_head() && request.response.content_length.is_none()
@@ -208,15 +207,14 @@ fn sent_connection(request: &Request) -> &'static [u8] {
     }
 }
 
-/// Whether the response says that the connection is kept.
+/// Returns `true` if the response keeps the connection open.
 fn is_kept(request: &Request) -> bool {
     request.exchange().keeps_connection(request)
         && !request.worker().is_draining()
         && (is_chunked(request) || !has_unknown_length(request))
 }
 
-/// The first argument of this name, whatever its case; it must have a value, if an
-/// empty one.
+/// Returns the first argument of this name, whatever its case; it must have a value, though that may be empty.
 pub(crate) fn argument<'a>(args: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     if name.is_empty() {
         return None;
@@ -232,8 +230,8 @@ fn cookie<'r>(request: &'r Request, name: &[u8]) -> Option<&'r [u8]> {
     lines.into_iter().find_map(|line| cookie_of_line(line, name))
 }
 
-/// nginx's reading of a line of cookies: names in any case, spaces before them and
-/// around `=` skipped, values as they are.
+/// Returns a cookie's value, parsed as in nginx: names ignore case, spaces before them and around `=` are skipped, and
+/// values are unchanged.
 pub(super) fn cookie_of_line<'l>(line: &'l [u8], name: &[u8]) -> Option<&'l [u8]> {
     if name.is_empty() {
         return None;
@@ -251,14 +249,13 @@ fn skip_spaces(text: &[u8]) -> &[u8] {
     &text[spaces..]
 }
 
-/// Whether a field's name is the one that a variable's name stands for: in lower
-/// case, with `_` for `-`.
+/// Returns `true` if a variable's name stands for this field: in lower case, with `_` for `-`.
 pub(super) fn is_folded(field: &[u8], folded: &[u8]) -> bool {
     let fold = |byte: &u8| if *byte == b'-' { b'_' } else { byte.to_ascii_lowercase() };
     field.len() == folded.len() && field.iter().map(fold).eq(folded.iter().copied())
 }
 
-/// For what nginx takes as missing when it is empty.
+/// Appends a value that counts as missing when it is empty, as in nginx.
 fn append_present(out: &mut Vec<u8>, text: &[u8]) -> bool {
     out.extend_from_slice(text);
     !text.is_empty()
@@ -268,12 +265,12 @@ fn append_found(out: &mut Vec<u8>, text: Option<&[u8]>) -> bool {
     text.is_some_and(|text| append(out, text))
 }
 
-/// The values of all fields of one kind.
+/// Appends the values of all fields of one kind.
 fn append_known(request: &Request, known: KnownHeader, separator: &[u8], out: &mut Vec<u8>) -> bool {
     append_joined(out, request.parsed.values(request.head.readable(), known), separator)
 }
 
-/// The values of all fields of this name that a module added to the response.
+/// Appends the values of all fields of this name that a module added to the response.
 fn append_sent(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     let fields = request.response.fields.iter().filter(|field| is_folded(&field.name, name));
     append_joined(out, fields.map(|field| &*field.value), b", ")
@@ -284,7 +281,7 @@ fn append_sent_trailer(request: &Request, name: &[u8], out: &mut Vec<u8>) -> boo
     append_joined(out, trailers.iter().filter(|(own, _)| is_folded(own, name)).map(|(_, value)| &**value), b", ")
 }
 
-/// The status of the answer as far as it is known: behind an `error_page` that of the error, before the page has one.
+/// Returns the status as far as it is known: in an `error_page` that of the error, until the page has its own.
 pub(super) fn status(request: &Request) -> u16 {
     request.status_override.unwrap_or(request.response.status)
 }
@@ -294,11 +291,11 @@ fn append_status(out: &mut Vec<u8>, status: u16) -> bool {
     true
 }
 
-/// What the client said, or what a body in chunks that has been read turned out to be.
+/// Appends the client's `Content-Length`, or the length of a chunked body that was read.
 fn append_content_length(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     match request.header(KnownHeader::ContentLength) {
         Some(length) => append(out, length),
-        // Over HTTP/2 a body needs no field that announces it.
+        // Over HTTP/2 a body needs no such field.
         None if request.declared_body_length().is_some() => false,
         None => request.body.as_ref().is_some_and(|body| append_number(out, body.length())),
     }
