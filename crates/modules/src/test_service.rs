@@ -1,5 +1,5 @@
 //! test_service: a service for tests of the whole program, built only with the feature `test-hooks`.
-//!   test_service NAME [PARAMETER …];   main    runs, and says each time in the error log how often it has
+//!   test_service NAME [PARAMETER …];   main    logs at each run the number of runs so far
 //!
 //! Parameters: `period=TIME` between two runs (10s); `text=TEXT`, which is logged; `per=worker`; `lock=PATH`, in place
 //! of `per`; `continues`: over a reload; `panics=N`: in the Nth run; `stuck`: never ends by itself; `on=reload`: runs

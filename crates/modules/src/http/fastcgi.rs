@@ -3,7 +3,7 @@
 //!   fastcgi_param NAME VALUE [if_not_empty];
 //!   fastcgi_index NAME;  fastcgi_split_path_info REGEX;
 //!   fastcgi_keep_conn on|off;  fastcgi_catch_stderr TEXT;
-//!   and what all modules have that pass requests on (`upstream_rows.rs`)
+//!   and the directives of all proxying modules (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_fastcgi_module.html>)
 

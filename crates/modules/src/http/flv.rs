@@ -1,6 +1,6 @@
 //! flv: a Flash video from an offset on, with a new file header.
 //!   flv;                         location
-//!   ?start=BYTES                 where the video begins; 0 and what is no offset of the file mean all of it
+//!   ?start=BYTES                 offset of the first byte; 0 or an invalid offset mean the whole file
 //! (<https://nginx.org/en/docs/http/ngx_http_flv_module.html>)
 
 use std::collections::VecDeque;

@@ -409,8 +409,8 @@ const FRAME_BYTES: usize = 48;
 /// Deflate in gzip's format.
 ///
 /// ```text
-///   gathering ── the end ──────────────────────────────────────▶ compressed at once, by libdeflate
-///        └───── too much, a flush, or room too small for it ───▶ streaming: what was gathered, then what comes, by zlib-rs
+///   gathering ── end of body ──────────────────────────────────▶ compressed at once, by libdeflate
+///        └───── too much, a flush, or too little room ───▶ streaming: gathered bytes, then the input, by zlib-rs
 /// ```
 struct Deflate {
     level: u32,

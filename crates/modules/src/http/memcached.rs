@@ -2,7 +2,7 @@
 //!   set $memcached_key KEY;
 //!   memcached_pass ADDRESS;                             location, if in location
 //!   memcached_gzip_flag NUMBER;
-//!   and a part of what all modules have that pass requests on (`upstream_rows.rs`)
+//!   and some directives of all proxying modules (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_memcached_module.html>)
 

@@ -1,6 +1,6 @@
 //! not_modified: responses to conditional requests.
-//!   If-Unmodified-Since, If-Match           412 when the condition fails
-//!   If-Modified-Since, If-None-Match        304 when nothing has changed
+//!   If-Unmodified-Since, If-Match           412 if the condition fails
+//!   If-Modified-Since, If-None-Match        304 if the response is unmodified
 //! (RFC 9110 §13; <https://nginx.org/en/docs/http/ngx_http_core_module.html#if_modified_since>)
 //!
 //! A response from a cache that follows RFC 9111 is judged by the RFC: an entity tag takes precedence over a date, a

@@ -1,7 +1,7 @@
 //! referer: checks that a request comes from a link on an allowed page.
 //!   valid_referers none | blocked | server_names | NAME[/URI] | ~REGEX ...;      server, location
 //!   referer_hash_max_size, referer_hash_bucket_size: see `inert.rs`
-//!   $invalid_referer: "1" if it does not, else empty
+//!   $invalid_referer: "1" if the referrer is not allowed, else empty
 //! (<https://nginx.org/en/docs/http/ngx_http_referer_module.html>)
 //!
 //! The field is easily forged, as nginx's documentation says; the check works for the many requests that are not. A

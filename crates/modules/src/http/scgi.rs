@@ -1,7 +1,7 @@
 //! scgi: passes requests to SCGI applications.
 //!   scgi_pass ADDRESS;                                  location, if in location
 //!   scgi_param NAME VALUE [if_not_empty];
-//!   and what all modules have that pass requests on (`upstream_rows.rs`)
+//!   and the directives of all proxying modules (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_scgi_module.html>)
 

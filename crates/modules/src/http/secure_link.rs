@@ -1,7 +1,7 @@
 //! secure_link: links with a checksum that only the server's owner can make, and with an expiry time.
-//!   secure_link EXPRESSION;             http, server, location     the MD5 that came, and after a comma when it ends
-//!   secure_link_md5 EXPRESSION;         http, server, location     what the MD5 has to be of
-//!   secure_link_secret WORD;            http, server, location     /PREFIX/MD5/LINK, MD5 of LINK and WORD
+//!   secure_link EXPRESSION;             http, server, location     MD5 sent by the client[,expiry time]
+//!   secure_link_md5 EXPRESSION;         http, server, location     text whose MD5 must match
+//!   secure_link_secret WORD;            http, server, location     for /PREFIX/MD5/LINK, MD5 of LINK and WORD
 //!   $secure_link, $secure_link_expires
 //! (<https://nginx.org/en/docs/http/ngx_http_secure_link_module.html>)
 //!

@@ -253,7 +253,7 @@ impl Search {
 /// A body with strings replaced.
 ///
 /// ```text
-///   held:  | gone | plain | not decided yet: as long as the longest string, or what one step has brought |
+///   held:  | sent | plain | undecided: as long as the longest string, or the input of one step |
 ///                 start
 /// ```
 struct Substitution {

@@ -1,22 +1,22 @@
 //! test_hooks: handlers for tests of the whole program, built only with the feature `test-hooks`, which `cargo test`
 //! enables.
-//!   test_panic [waiting];    location    panics, at once or from a future of its own
-//!   test_echo;               location    sends the request's body back while it is still coming
+//!   test_panic [waiting];    location    panics, at once or in a separate future
+//!   test_echo;               location    sends the request's body back while it is received
 //!   test_head STATUS PHRASE [FIELD ...];
-//!                            location    answers with these, as a proxy does; FIELD is NAME:VALUE
-//!   test_tunnel;             location    becomes a tunnel that sends everything back
-//!   test_store_body;         location    reads the whole body and tells what became of it
-//!   test_worker;             location    tells the number of the worker that answers
-//!   test_count_body [held];  location    reads the whole body and keeps nothing of it; held: not before it is released
-//!   test_release;            location    releases those that this worker holds
-//!   test_early_hints;        location    sends 103 (RFC 8297) before whatever else answers
-//!   test_stall FIFO;         location    blocks the whole event loop until somebody writes to the FIFO or closes it
+//!                            location    answers with this head, as a proxy does; FIELD is NAME:VALUE
+//!   test_tunnel;             location    opens a tunnel that sends everything back
+//!   test_store_body;         location    reads the whole body and describes how it was stored
+//!   test_worker;             location    answers with the number of its worker
+//!   test_count_body [held];  location    reads and drops the body; held: after its release
+//!   test_release;            location    releases the requests that this worker holds
+//!   test_early_hints;        location    sends 103 (RFC 8297) before the response
+//!   test_stall FIFO;         location    blocks the whole event loop until a writer writes to or closes the FIFO
 //!   test_pool NAME SOCKET [DEVICE];
-//!                            location    has a thread of the pool connect to the Unix socket and wait until that is closed
-//!   test_leases [BYTES];     location    tells how many bytes the worker may have on lease, from now on as many as
-//!   this test_pools;              location    tells what the thread pools do
-//!   test_files;              location    tells how files reached the clients
-//!   test_resolve NAME;       location    tells the addresses of a name, or why it has none
+//!                            location    connects to the socket in a thread of the pool and waits for its end
+//!   test_leases [BYTES];     location    sets and shows the maximum number of leased bytes of the worker
+//!   test_pools;              location    describes the state of the thread pools
+//!   test_files;              location    describes the delivery of files
+//!   test_resolve NAME;       location    answers with the addresses of a name, or the error
 //!   test_attempt HOW WHAT;   location    tries an operation that worker processes never use (exec, call,
 //!                                        write, read, connect) and answers with the error number
 //!
@@ -391,7 +391,7 @@ fn attempt(request: &mut Request, how: &Template, what: &Template) -> Flow {
             .map_err(io::Error::other)
             .and_then(|address: SocketAddr| TcpStream::connect(address).map(drop)),
         b"call" => number(&what).map_or(Ok(()), |number| {
-            // SAFETY: no system call gets a pointer to memory.
+            // SAFETY: whatever the call is, none of its arguments points to memory.
             match unsafe { libc::syscall(number, -1, 0, 0, 0, 0, 0) } {
                 -1 => Err(io::Error::last_os_error()),
                 _ => Ok(()),

@@ -1,6 +1,6 @@
 //! tunnel: connects clients to servers by CONNECT, and relays their bytes.
 //!   tunnel_pass [ADDRESS];                              server, location, if in location
-//!   and a part of what all modules have that pass requests on (`upstream_rows.rs`)
+//!   and some directives of all proxying modules (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_tunnel_module.html>, RFC 9110 §9.3.6)
 //!

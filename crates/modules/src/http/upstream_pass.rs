@@ -119,8 +119,8 @@ pub(crate) fn look_up_status(error: LookUpError) -> u16 {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    /// Asserts at compile time that the future of an asynchronous function is no larger than the allocator's fast
-    /// sizes; a larger one takes seven times as long to allocate. The function is not called.
+    /// Asserts that the future of an asynchronous function, which is not called, is no larger than the allocator's fast
+    /// sizes; a larger one takes seven times as long to allocate.
     pub(crate) fn assert_small<A, F: Future>(_function: impl FnOnce(A) -> F) {
         let bytes = size_of::<F>();
         assert!(bytes <= 1024, "the future has {bytes} bytes");

@@ -396,8 +396,8 @@ fn append_cookie_time(out: &mut Vec<u8>, seconds: u64) {
 
 /// Counter of identifiers of a loop.
 struct Counters {
-    /// Identifies the counter: the microsecond in which the first loop began, plus one for each further loop, and the
-    /// process.
+    /// Identifies the counter: in the upper half when the first loop began, in units of 20 microseconds, plus one for
+    /// each further loop; in the lower half the process.
     start: u32,
     v1: Cell<u32>,
     v2: Cell<u32>,

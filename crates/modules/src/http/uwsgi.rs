@@ -2,7 +2,7 @@
 //!   uwsgi_pass [uwsgi://|suwsgi://]ADDRESS;                       location, if in location
 //!   uwsgi_param NAME VALUE [if_not_empty];
 //!   uwsgi_modifier1 NUMBER;  uwsgi_modifier2 NUMBER;  uwsgi_string TEXT;
-//!   and what all modules have that pass requests on (`upstream_rows.rs`)
+//!   and the directives of all proxying modules (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_uwsgi_module.html>)
 

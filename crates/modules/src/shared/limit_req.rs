@@ -1,6 +1,6 @@
 //! limit_req: leaky-bucket limit on the rate of requests or sessions.
 //!   limit_req_zone KEY zone=NAME:SIZE rate=N(r/s|r/m);           http; in stream limit_session_zone
-//!   limit_req zone=NAME [burst=N] [nodelay | delay=N];           in stream limit_session, which delays nothing
+//!   limit_req zone=NAME [burst=N] [nodelay | delay=N];           in stream limit_session, without delays
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_req_module.html>)
 //!
 //! As in nginx, rates and excesses are in thousandths of a request and times in milliseconds, so that the same requests

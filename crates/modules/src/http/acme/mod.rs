@@ -6,10 +6,10 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_acme_module.html>)
 //!
 //! ```text
-//! issuer     what the configuration says of one
-//! service    when what is due, for each issuer
+//! issuer     settings of an issuer
+//! service    schedule of each issuer
 //! order      obtains a certificate
-//! challenge  how an issuer finds out that names are served here
+//! challenge  proof that this server controls a name
 //! client     requests to issuers
 //! jws, messages, url   their parts
 //! ```

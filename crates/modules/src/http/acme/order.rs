@@ -1,7 +1,7 @@
 //! Obtains a certificate: account, order, challenges, request, chain (RFC 8555, section 7).
 //!
 //! ```text
-//!   account ─► order ─► of each name: answer to a challenge ─► ready ─► request with a new key ─► chain
+//!   account ─► order ─► for each name: response to a challenge ─► ready ─► signing request with a new key ─► chain
 //! ```
 //!
 //! Every wait is bounded. If the future is dropped, the responses to challenges are removed; the issuer lets the order

@@ -3,7 +3,7 @@
 //! ```text
 //!   no certificate ─► obtain ──────────────────────────────┐
 //!   a certificate ──► ask for renewal information ─► wait ─┴─► obtain ─► …
-//!                                    failure ─► a pause: a minute, twice as long each time, a day at most
+//!                                    failure ─► pause: a minute, doubled each time, at most a day
 //! ```
 //!
 //! One certificate at a time. A renewal is due at a random moment of the issuer's window (RFC 9773), or, if the issuer

@@ -208,8 +208,8 @@ fn parts(request: &Request, behind: &[u8]) -> Vec<String> {
 /// merged slashes. Returns `None` if the target does not end with it.
 ///
 /// ```text
-///   target   /api/9/http/upstreams/a%2Fb/servers?x     read from the end: an escape is found by its percent sign,
-///   behind        9/http/upstreams/a/b/servers         which stands nowhere else
+///   target   /api/9/http/upstreams/a%2Fb/servers?x     compared from the end: a percent sign shows an escape,
+///   behind        9/http/upstreams/a/b/servers         since it occurs nowhere else
 /// ```
 fn as_sent(target: &[u8], behind: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut target = target.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();

@@ -1,10 +1,10 @@
 //! `http/upstreams`, `stream/upstreams`: groups of servers, and their servers.
 //!
 //! ```text
-//!   GET    http/upstreams                     what is known of all groups
-//!   GET    http/upstreams/NAME                … of one
-//!   DELETE http/upstreams/NAME                counts anew
-//!   GET    http/upstreams/NAME/servers        its servers
+//!   GET    http/upstreams                     all groups
+//!   GET    http/upstreams/NAME                one group
+//!   DELETE http/upstreams/NAME                resets the counters
+//!   GET    http/upstreams/NAME/servers        the servers of a group
 //!   POST   http/upstreams/NAME/servers        adds one
 //!   PUT    http/upstreams/NAME/servers        replaces all of them (Gale's own)
 //!   GET    http/upstreams/NAME/servers/ID

@@ -3,9 +3,9 @@
 //! (Gale's own; docs/dashboard.md)
 //!
 //! ```text
-//!   LOCATION            the page; what it consists of beside it
-//!   LOCATIONfigures     all that it shows, as one JSON object by the paths of the API
-//!   LOCATIONapi/        the API, as `api` answers it: with write=on it takes what the page's buttons change
+//!   LOCATION            the page; its files are beside it
+//!   LOCATIONfigures     all figures, as one JSON object by the API's paths
+//!   LOCATIONapi/        the API, as with `api`; write=on allows the changes of the page's buttons
 //! ```
 //!
 //! The page consists of the files of `page/`, which are compiled into the program. It loads nothing from other hosts,

@@ -2,7 +2,7 @@
 //!   grpc_pass ADDRESS;                                  location, if in location
 //!   grpc_set_header NAME VALUE;
 //!   health_check … type=grpc …;                         location (`health.rs`)
-//!   and a part of what all modules have that pass requests on (`upstream_rows.rs`), with grpc_ssl_…
+//!   and some directives of all proxying modules (`upstream_rows.rs`), with grpc_ssl_…
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_grpc_module.html>)
 //!

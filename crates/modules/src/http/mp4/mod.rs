@@ -7,8 +7,8 @@
 //!
 //! ```text
 //!   the file     ftyp  moov (index of all)  mdat ───────────────────────────────────
-//!                                                        │ samples that are wanted │
-//!   the answer   ftyp  moov (index of these)  mdat ──────┴─── sent from the file ──┘
+//!                                                        │     wanted samples      │
+//!   the response ftyp  moov (index of these)  mdat ──────┴─── sent from the file ──┘
 //! ```
 //!
 //! A thread of the pool reads the index and makes the new one (`movie.rs`, `track.rs`); the loop only sends. The new

@@ -1,12 +1,12 @@
 //! A track of a film: tables of the times and places of its samples, cut to the wanted ones.
 //!
 //! ```text
-//!   stts  how long samples are shown      sample ──► time
-//!   stss  samples that need no others     key frames
-//!   ctts  when they are shown instead     sample ──► offset of its time
-//!   stsc  how many samples a chunk has    sample ──► chunk
-//!   stsz  how long samples are            sample ──► bytes
-//!   stco, co64  where chunks lie          chunk  ──► offset in the file
+//!   stts  durations of samples            sample ──► time
+//!   stss  independent samples             key frames
+//!   ctts  shifts of their times           sample ──► offset of its time
+//!   stsc  numbers of samples in chunks    sample ──► chunk
+//!   stsz  sizes of samples                sample ──► bytes
+//!   stco, co64  places of chunks          chunk  ──► offset in the file
 //! ```
 //! (ISO/IEC 14496-12 §8.6, §8.7)
 

@@ -4,9 +4,9 @@
 //!   prometheus_template site {
 //!       'requests{zone="$1"}'  $p8s_value  path=~^/http/server_zones/([^/]+)/requests$  type=counter  help=Requests;
 //!   }    │         │              │              │
-//!        │         │              │              └ which figures: by their paths in the API
+//!        │         │              │              └ the figures, by their paths in the API
 //!        │         │              └ the sample's value: a variable, for example a map of $p8s_value
-//!        │         └ texts with variables, those of the expression's groups among them
+//!        │         └ label values with variables, also the captures of the expression
 //!        └ the family
 //! ```
 //!

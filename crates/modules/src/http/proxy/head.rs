@@ -198,7 +198,7 @@ fn write_upgrade(
     }
     let set = conf.set_headers.iter().find(|set| set.known == Some(KnownHeader::Connection));
     match set {
-        // The usual configuration for nginx: without the `Upgrade` field it has no effect.
+        // Many configurations for nginx set `upgrade` for all requests; it is left out without an `Upgrade` field.
         Some(set) => {
             let value = set.value.text(request);
             if value.is_empty() {

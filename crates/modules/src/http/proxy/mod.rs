@@ -5,7 +5,7 @@
 //!   proxy_upgrade TOKEN ...|off;  proxy_pass_trailers on|off;  proxy_protocol on|off|v2;
 //!   health_check [PARAMETER ...];                location
 //!   match NAME { ... }                           http
-//!   and what all modules have that pass requests on (`upstream_rows.rs`)
+//!   and the directives of all proxying modules (`upstream_rows.rs`)
 //!                                                http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
 //!

@@ -1,11 +1,11 @@
 //! `proxy_pass`: the server, and the URI of the request to it.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_pass>)
 //!
-//! | `proxy_pass` | the server is asked for |
+//! | `proxy_pass` | URI of the request to the server |
 //! |---|---|
 //! | without a path | the URI as the client sent it, or as redirects and rewrites have left it |
 //! | with a path | the path in place of the location's part of the URI |
-//! | with variables, and a path | exactly that |
+//! | with variables, and a path | that path |
 
 use std::sync::Arc;
 

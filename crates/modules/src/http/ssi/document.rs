@@ -120,7 +120,7 @@ type Outcome = Result<Option<BodyItem>, Failed>;
 /// A known command.
 struct Row {
     name: &'static str,
-    /// Where it is allowed: anywhere, before an `else`, or before `endif`.
+    /// Allowed position: anywhere, before an `else`, or before `endif`.
     condition: Condition,
     /// Names of parameters; `true` for required ones.
     parameters: &'static [(&'static str, bool)],

@@ -1,8 +1,7 @@
 //! upstream: groups of servers, for any protocol.
 //!   upstream NAME { ... }
 //!   server ADDRESS [weight=N] [max_conns=N] [max_fails=N] [fail_timeout=TIME] [slow_start=TIME] [backup] [down]
-//!   [drain]
-//!                  [resolve] [service=NAME] [route=NAME];
+//!                  [drain] [resolve] [service=NAME] [route=NAME];
 //!   zone NAME [SIZE];  state FILE;
 //!   hash KEY [consistent];  ip_hash;  least_conn;  random [two [METHOD]];
 //!   least_time header | last_byte [inflight];
