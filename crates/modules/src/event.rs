@@ -1,6 +1,9 @@
 //! event: connection processing, the `events` block.
-//!   events { }                                                                      main
-//!   worker_connections, use, multi_accept, accept_mutex, accept_mutex_delay         events
+//!   main:
+//!     events
+//!   events:
+//!     accept_mutex, accept_mutex_delay, debug_connection, epoll_events, multi_accept, use, worker_aio_requests,
+//!     worker_connections
 //! (<https://nginx.org/en/docs/ngx_core_module.html#events>)
 
 use gale_base::units;

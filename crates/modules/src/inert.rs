@@ -1,4 +1,5 @@
 //! inert: directives of nginx that are accepted with a warning and do nothing.
+//! (<https://nginx.org/en/docs/dirindex.html>)
 //!
 //! Only directives that cannot change the meaning of a response: sizes of hash tables that Gale does not have, and
 //! optimisations. Never access rules, limits or header fields. A row leaves this list when its module is built.

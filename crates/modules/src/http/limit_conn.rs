@@ -2,7 +2,7 @@
 //! [`shared::limit_conn`](crate::shared::limit_conn).
 //!   limit_conn_zone KEY zone=NAME:SIZE;                          http
 //!   limit_conn ZONE NUMBER;                                      http, server, location
-//!   limit_conn_status CODE;  limit_conn_log_level LEVEL;  limit_conn_dry_run on | off;
+//!   limit_conn_status CODE;  limit_conn_log_level LEVEL;  limit_conn_dry_run on | off;    http, server, location
 //!   $limit_conn_status
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_conn_module.html>)
 //!

@@ -1,7 +1,7 @@
 //! limit_req: leaky-bucket limit on the request rate. See [`shared::limit_req`](crate::shared::limit_req).
 //!   limit_req_zone KEY zone=NAME:SIZE rate=N(r/s|r/m);           http
 //!   limit_req zone=NAME [burst=N] [nodelay | delay=N];           http, server, location
-//!   limit_req_status CODE;  limit_req_log_level LEVEL;  limit_req_dry_run on | off;
+//!   limit_req_status CODE;  limit_req_log_level LEVEL;  limit_req_dry_run on | off;       http, server, location
 //!   $limit_req_status
 //! (<https://nginx.org/en/docs/http/ngx_http_limit_req_module.html>)
 //!

@@ -1,6 +1,6 @@
 //! range: byte ranges of responses.
 //!   Range: bytes=FIRST-LAST | FIRST- | -LAST_BYTES, ...         206, or 416
-//!   If-Range: ETAG | DATE                                       else the whole
+//!   If-Range: ETAG | DATE                                       if it does not match, the whole
 //! (RFC 9110 §14; <https://nginx.org/en/docs/http/ngx_http_core_module.html#max_ranges>)
 //!
 //! There are no directives: `max_ranges` belongs to the core module. Only a response of status 200 with a known length

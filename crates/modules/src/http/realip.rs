@@ -1,6 +1,6 @@
 //! realip: the client address that a trusted server sends. See [`shared::realip`](crate::shared::realip).
 //!   set_real_ip_from ADDRESS | CIDR | HOST | unix:;              http, server, location
-//!   real_ip_header FIELD | X-Real-IP | X-Forwarded-For | proxy_protocol;
+//!   real_ip_header FIELD | X-Real-IP | X-Forwarded-For | proxy_protocol;     http, server, location
 //!   real_ip_recursive on | off;                                  http, server, location
 //!   $realip_remote_addr, $realip_remote_port
 //! (<https://nginx.org/en/docs/http/ngx_http_realip_module.html>)

@@ -1,6 +1,6 @@
 //! slice: large responses are fetched and cached in slices of one size.
 //!   slice SIZE;                            http, server, location
-//!   $slice_range                           the piece to ask for: bytes=FIRST-LAST
+//!   $slice_range                           range of the slice to request: bytes=FIRST-LAST
 //! (<https://nginx.org/en/docs/http/ngx_http_slice_module.html>)
 //!
 //! The first slice is the one in which the client's range begins. If the server answers with 206, copies of the

@@ -1,4 +1,5 @@
 //! ssl: TLS of HTTP servers. See [`shared::ssl`](crate::shared::ssl).
+//!   the directives of `shared::ssl`, and ssl_early_data on|off;          http, server
 //! (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>)
 
 use gale_config::Contexts;

@@ -1,4 +1,6 @@
 //! upstream: groups of servers that requests are passed to. See [`shared::upstream`](crate::shared::upstream).
+//!   upstream NAME { ... }                                        http
+//!   the directives of `shared::upstream`, sticky, ntlm           upstream
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
 
 use gale_config::Contexts;

@@ -1,5 +1,5 @@
 //! set: assigns a value to a variable.
-//!   set $VARIABLE VALUE;                                         server and inside of it
+//!   set $VARIABLE VALUE;                                         server, location, if; in stream: server
 //! (<https://nginx.org/en/docs/http/ngx_http_rewrite_module.html#set>)
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! ssl: TLS for servers of any protocol.
-//!   ssl_certificate FILE;  ssl_certificate_key FILE;         several pairs
+//!   ssl_certificate FILE;  ssl_certificate_key FILE;         several pairs allowed
 //!   ssl_protocols …;  ssl_ciphers LIST;  ssl_prefer_server_ciphers on|off;  ssl_ecdh_curve LIST;
 //!   ssl_session_cache …;  ssl_session_tickets on|off;  ssl_session_ticket_key FILE;  ssl_session_timeout TIME;
 //!   ssl_verify_client on|off|optional|optional_no_ca;  ssl_verify_depth N;
@@ -10,14 +10,14 @@
 //!   ssl_early_data on|off;  ssl_certificate_compression on|off;
 //!   ssl_stapling on|off;  ssl_stapling_file FILE;  ssl_stapling_responder URL;  ssl_stapling_verify on|off;
 //!   ssl_ocsp on|off|leaf;  ssl_ocsp_responder URL;  ssl_ocsp_cache off|shared:NAME:SIZE;
-//!   ssl_dhparam FILE;                                        looked at, without effect
+//!   ssl_dhparam FILE;                                        read, without effect
 //!   ssl_ech_file FILE;                                       refused
 //!   $ssl_protocol, $ssl_cipher, $ssl_curve, $ssl_server_name, $ssl_session_reused, $ssl_client_…
-//!   $ssl_client_san                                          the names in the client's certificate; nginx has none
-//!   $ssl_ciphers, $ssl_curves, $ssl_sigalgs, $ssl_ja4        of the client's first message
+//!   $ssl_client_san                                          names in the client's certificate; Gale's own
+//!   $ssl_ciphers, $ssl_curves, $ssl_sigalgs, $ssl_ja4        from the ClientHello
 //! (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>)
 //!
-//! The engine implements TLS ([`gale_engine::tls`]).
+//! The contexts are http and server, in stream: stream and server. The engine implements TLS ([`gale_engine::tls`]).
 
 use std::ffi::OsStr;
 use std::sync::Arc;

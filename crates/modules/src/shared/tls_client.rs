@@ -3,6 +3,7 @@
 //!   …_ssl_verify on|off;  …_ssl_verify_depth N;  …_ssl_trusted_certificate FILE;  …_ssl_crl FILE;
 //!   …_ssl_certificate FILE;  …_ssl_certificate_key FILE;  …_ssl_session_reuse on|off;
 //!   …_ssl_certificate_cache …;  …_ssl_password_file FILE;  …_ssl_conf_command NAME VALUE;
+//!                                                        http, server, location; in stream: stream, server
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_ssl_certificate>)
 
 use gale_config::{Diagnostic, Statement, Word};

@@ -2,7 +2,7 @@
 //!   stream { ... }                                               main
 //!   server { ... }                                               stream
 //!   listen ADDRESS[:PORT] [ssl] [udp] [proxy_protocol] [default_server] [OPTION ...];     server
-//!   server_name NAME ...;                                        server
+//!   server_name NAME ...;  status_zone ZONE;                     server
 //!   preread_buffer_size SIZE;  preread_timeout TIME;  proxy_protocol_timeout TIME;        stream, server
 //!   resolver ADDRESS ...;  resolver_timeout TIME;  tcp_nodelay on | off;  error_log ...;  stream, server
 //! (<https://nginx.org/en/docs/stream/ngx_stream_core_module.html>)

@@ -1,7 +1,7 @@
 //! limit_session: limit on the rate of new sessions per key. See [`shared::limit_req`](crate::shared::limit_req).
 //!   limit_session_zone KEY zone=NAME:SIZE rate=N(r/s|r/m);       stream
 //!   limit_session zone=NAME [burst=N];                           stream, server
-//!   limit_session_log_level LEVEL;  limit_session_dry_run on | off;
+//!   limit_session_log_level LEVEL;  limit_session_dry_run on | off;     stream, server
 //!   $limit_session_status
 //!
 //! Gale's own: nginx limits the number of open sessions (`limit_conn`), not the rate of new ones. A session above the

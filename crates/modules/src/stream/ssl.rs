@@ -1,5 +1,6 @@
 //! ssl: TLS of stream servers. See [`shared::ssl`](crate::shared::ssl).
 //!   ssl_alpn PROTOCOL ...;  ssl_handshake_timeout TIME;          stream, server
+//!   the directives of `shared::ssl`                              stream, server
 //! (<https://nginx.org/en/docs/stream/ngx_stream_ssl_module.html>)
 
 use std::any::Any;

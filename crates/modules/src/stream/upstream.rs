@@ -1,4 +1,6 @@
 //! upstream: groups of servers that sessions are passed to. See [`shared::upstream`](crate::shared::upstream).
+//!   upstream NAME { ... }                                        stream
+//!   the directives of `shared::upstream`                         upstream
 //!   $upstream_addr, $upstream_bytes_sent, $upstream_bytes_received
 //!   $upstream_connect_time, $upstream_first_byte_time, $upstream_session_time
 //! (<https://nginx.org/en/docs/stream/ngx_stream_upstream_module.html>)

@@ -1,9 +1,35 @@
 //! http core: servers, locations, and the basic settings of requests and connections.
-//!   http { server { listen ...; server_name ...; location ... { } } }
-//!   root, alias, types, error_page, keepalive_timeout, client_max_body_size, ...
+//!   main:
+//!     http
+//!   http:
+//!     server
+//!   server:
+//!     listen, server_name
+//!   server, location:
+//!     location
+//!   location:
+//!     alias, internal, limit_except
+//!   location, if in location:
+//!     status_zone
+//!   http, server:
+//!     client_header_buffer_size, client_header_timeout, ignore_invalid_headers, large_client_header_buffers,
+//!     max_headers, merge_slashes, underscores_in_headers
+//!   http, server, location:
+//!     absolute_redirect, aio, auth_delay, chunked_transfer_encoding, client_body_buffer_size,
+//!     client_body_in_file_only, client_body_in_single_buffer, client_body_min_rate, client_body_temp_path,
+//!     client_body_timeout, client_max_body_size, default_type, directio, directio_alignment, disable_symlinks,
+//!     early_hints, error_log, etag, if_modified_since, keepalive_disable, keepalive_min_timeout, keepalive_requests,
+//!     keepalive_time, keepalive_timeout, lingering_close, lingering_time, lingering_timeout, log_not_found,
+//!     log_subrequest, max_ranges, msie_padding, msie_refresh, open_file_cache, open_file_cache_errors,
+//!     open_file_cache_events, open_file_cache_min_uses, open_file_cache_valid, output_buffers, port_in_redirect,
+//!     postpone_output, read_ahead, recursive_error_pages, reset_timedout_connection, resolver, resolver_timeout,
+//!     satisfy, send_lowat, send_timeout, sendfile_max_chunk, server_name_in_redirect, server_tokens,
+//!     slow_request_log, subrequest_output_buffer_size, tcp_nodelay, tcp_nopush, types
+//!   http, server, location, if in location:
+//!     error_page, limit_rate, limit_rate_after, post_action, root, sendfile
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
 //!
 //! This file has the table of directives; `arguments.rs` parses their arguments.
-//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
 
 mod arguments;
 

@@ -1,5 +1,5 @@
 //! `otel_exporter { … }`: the collector of traces, and the service that sends them, one for each event loop.
-//!   endpoint ADDRESS;                 [http[s]://]HOST[:PORT] or unix:PATH speak gRPC; with a path, OTLP over HTTP
+//!   endpoint ADDRESS;                 [http[s]://]HOST[:PORT] or unix:PATH for gRPC; with a path, OTLP over HTTP
 //!   interval TIME;                    5s
 //!   batch_size N;                     512
 //!   batch_count N;                    4

@@ -5,7 +5,7 @@
 //!   ssi_silent_errors on|off;               http, server, location
 //!   ssi_types TYPE ...;                     http, server, location
 //!   ssi_value_length LENGTH;                http, server, location
-//!   $date_local, $date_gmt                  the time in the format of the document
+//!   $date_local, $date_gmt                  the time in the format of `config timefmt`
 //! (<https://nginx.org/en/docs/http/ngx_http_ssi_module.html>)
 //!
 //! `gale_protocol::ssi` parses commands, `document.rs` executes them, and `page.rs` has the state that the documents of
