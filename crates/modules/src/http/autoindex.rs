@@ -295,7 +295,6 @@ impl Kind {
     }
 }
 
-/// One file of a directory.
 struct Entry {
     name: Box<[u8]>,
     kind: Kind,

@@ -125,7 +125,6 @@ macro_rules! upstream_cache_rows {
     };
 }
 
-/// Makes one row.
 macro_rules! row {
     (@ $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr, $store:expr) => {
         $crate::http::upstream_rows::row!(@ $prefix, $name, $takes, $default, $about, $store)

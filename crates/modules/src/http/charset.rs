@@ -255,7 +255,6 @@ fn show(request: &mut Request, name: &[u8]) {
     }
 }
 
-/// A `charset_map`.
 struct Map {
     first: Box<[u8]>,
     second: Box<[u8]>,
@@ -434,7 +433,6 @@ impl Pages {
     }
 }
 
-/// A conversion from one charset to another.
 enum Conversion {
     Bytes(Arc<[u8; 256]>),
     ToUtf8(Arc<Utf8Table>),

@@ -36,7 +36,6 @@ pub(crate) trait Question: Send + Sync + 'static {
         BStr::new("")
     }
 
-    /// Checks a peer once.
     fn ask(
         &self,
         worker: &Rc<Worker>,
@@ -64,7 +63,6 @@ pub(crate) fn add<Q: Question>(builder: &mut Builder, group: UpstreamId, questio
     builder.add_service(ServiceSpec::per_process(name, HealthCheck { id, question }), span)
 }
 
-/// The service that runs the check.
 struct HealthCheck<Q> {
     id: CheckId,
     question: Q,

@@ -123,7 +123,6 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// The settings of a scope.
 #[derive(Default)]
 struct Conf {
     upstream: UpstreamSettings,

@@ -404,7 +404,6 @@ struct Position {
 
 /// Reason why a script stops.
 enum Stop {
-    /// It has ended.
     Decided(Flow),
     /// The next step needs a file's metadata, which may block.
     AtFile,
@@ -563,7 +562,6 @@ fn test_file(request: &Request, path: &[u8], test: FileTest, found: io::Result<F
 
 /// Result of a `rewrite`.
 enum Rewritten {
-    /// The URI does not match.
     No,
     GoOn,
     End(Flow),

@@ -109,7 +109,7 @@ fn first_of_main(request: &Request) -> Option<u64> {
     request.shared_note::<Slicing>().first.get()
 }
 
-/// Returns the start of the client's range, or 0 for ranges that depend on the file's length.
+/// Returns the start of the client's range, or 0 for a suffix range and with `If-Range`.
 fn first_byte(request: &Request) -> u64 {
     let range = request.header(KnownHeader::Range).filter(|_| request.header(KnownHeader::IfRange).is_none());
     let Some(range) = range.filter(|range| range.len() > 6 && range[..6].eq_ignore_ascii_case(b"bytes=")) else {

@@ -101,7 +101,6 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// The settings of a scope.
 #[derive(Default)]
 struct Conf {
     upstream: UpstreamSettings,

@@ -117,7 +117,6 @@ macro_rules! upstream_rows {
     };
 }
 
-/// Makes one row.
 macro_rules! row {
     (@ $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr, $store:expr) => {
         gale_engine::module::Directive {

@@ -290,7 +290,6 @@ impl Conf {
         matches!(self.mode.get(), Mode::V1 | Mode::On)
     }
 
-    /// Decides whether the client gets a cookie, and which identifier.
     fn choose(&self, request: &Request, note: &Note) {
         let (got, has_mark) = {
             let known = note.borrow();

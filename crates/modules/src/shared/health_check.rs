@@ -130,10 +130,8 @@ pub(crate) trait Asks: 'static {
     /// State kept for a peer between two checks, such as a connection.
     type Kept: Default;
 
-    /// Returns the check.
     fn check(&self) -> &Check;
 
-    /// Returns its parameters.
     fn rules(&self) -> &Rules;
 
     /// Checks a peer once and records the result.
@@ -267,7 +265,6 @@ pub(crate) struct CheckLog<'l> {
 }
 
 impl CheckLog<'_> {
-    /// Writes a message.
     pub fn write(&self, level: Level, message: &dyn Display) {
         let (name, peer, group) = (self.matches, &self.peer.name, self.check.group().name());
         let message = format_args!("{message}, health check \"{name}\" of peer {peer} in upstream \"{group}\"");

@@ -418,7 +418,7 @@ pub(crate) fn path(builder: &mut Builder, statement: &Statement) -> Result<Word,
     Ok(word)
 }
 
-/// As [`path`], but an empty name means no file.
+/// As `path`, but an empty name means no file.
 fn optional_path(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
     match statement.args[0].text.is_empty() {
         true => Ok(statement.args[0].clone()),

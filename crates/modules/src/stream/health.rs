@@ -83,7 +83,6 @@ struct Draft {
     is_udp: bool,
 }
 
-/// A `match` block.
 struct Match {
     name: BString,
     span: Span,
@@ -221,7 +220,6 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     builder.add_service(ServiceSpec::per_process(name, service), draft.rules.span)
 }
 
-/// The service that runs the check.
 struct HealthCheck {
     id: CheckId,
     draft: Draft,

@@ -125,7 +125,6 @@ impl AcmeError {
 /// A successful response.
 pub(super) struct Reply {
     fields: FieldList,
-    /// The response's body.
     pub body: Vec<u8>,
 }
 
@@ -147,7 +146,6 @@ impl Reply {
         location.map(str::to_owned).ok_or_else(|| AcmeError::malformed("no URL in \"Location\""))
     }
 
-    /// Returns the value of `Retry-After`.
     pub fn retry_after(&self) -> Option<Duration> {
         self.field("Retry-After").and_then(|text| retry_after(text.as_bytes(), wall_seconds()))
     }
@@ -199,17 +197,14 @@ impl AcmeClient {
         }
     }
 
-    /// Returns the issuer.
     pub fn issuer(&self) -> &Arc<Issuer> {
         &self.issuer
     }
 
-    /// Returns a share of the lock of the state directory.
     pub fn lock_share(&self) -> Option<LockShare> {
         self.lock_share.clone()
     }
 
-    /// Returns the account.
     pub fn account(&self) -> &Account {
         &self.account
     }

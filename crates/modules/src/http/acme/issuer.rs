@@ -83,7 +83,6 @@ pub(super) struct ExternalAccount {
 }
 
 impl ExternalAccount {
-    /// Returns the key.
     pub fn key(&self) -> Result<Vec<u8>, AcmeError> {
         let text = self.source.get().map_or(&[][..], |text| text.trim());
         let key = from_base64_url(text).filter(|key| !key.is_empty());

@@ -101,7 +101,6 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// Settings of a scope.
 #[derive(Default)]
 struct Conf {
     /// All issuers of the http block, the same list in each scope.

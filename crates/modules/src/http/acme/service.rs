@@ -50,7 +50,6 @@ const SLEEP_MAX: u64 = 3600;
 /// Certificates with a longer lifetime, in seconds, are renewed after two thirds of it instead of half.
 const SHORT_LIVED: u64 = 10 * 86_400;
 
-/// The service of one issuer.
 pub(super) struct AcmeService {
     pub issuer: Arc<Issuer>,
 }
@@ -184,7 +183,6 @@ impl Task {
         }
     }
 
-    /// Does the action that is due.
     async fn act(&mut self, context: &Context<AcmeService>, account: &RefCell<Option<Rc<Account>>>) {
         let issuer = Arc::clone(&context.settings().issuer);
         let done = match account_of(context, &issuer, account).await {
@@ -263,7 +261,6 @@ impl Task {
     }
 }
 
-/// Returns a moment of a window.
 fn moment_in((start, end): (u64, u64), random: u64) -> u64 {
     start + random % (end - start).max(1)
 }

@@ -4,7 +4,6 @@ use std::fmt;
 
 use gale_engine::server_address::ServerAddress;
 
-/// A URL from an issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Url {
     pub is_tls: bool,

@@ -253,7 +253,6 @@ fn path_as_sent(request: &Request) -> &[u8] {
     path.strip_suffix(b"/").unwrap_or(path)
 }
 
-/// Returns a view of the present state.
 pub(super) fn view(request: &Request) -> View {
     View {
         configuration: Arc::clone(request.configuration().whole()),
@@ -316,7 +315,6 @@ fn only_read(changes: bool) -> Result<(), Fault> {
     if changes { Err(Fault::method()) } else { Ok(()) }
 }
 
-/// Reads the request's body into memory.
 async fn body(request: &mut Request) -> Result<Vec<u8>, Fault> {
     let stored = read_body(request).await.map_err(|error| Fault::new(error.status(), "no body", "BodyError"))?;
     if stored.length() > BODY_MAX {

@@ -293,7 +293,6 @@ fn seconds(time: Duration) -> String {
     }
 }
 
-/// Returns the state of a group.
 pub(super) fn report(view: &View, group: &Group, is_stream: bool) -> Value {
     let peers = group.reported();
     let peers: Value =

@@ -2,7 +2,6 @@
 
 use crate::shared::base64;
 
-/// A user and a password.
 pub(super) struct Credentials {
     text: Vec<u8>,
     /// Index of the colon behind the user name.
@@ -18,12 +17,10 @@ impl Credentials {
         Some(Credentials { text, colon })
     }
 
-    /// Returns the user name.
     pub fn user(&self) -> &[u8] {
         &self.text[..self.colon]
     }
 
-    /// Returns the password.
     pub fn password(&self) -> &[u8] {
         &self.text[self.colon + 1..]
     }

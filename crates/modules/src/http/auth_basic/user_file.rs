@@ -25,7 +25,6 @@ pub(super) enum Found {
     Nobody(Option<Vec<u8>>),
 }
 
-/// Searches the file for a user.
 pub(super) fn find(file: &File, user: &[u8]) -> io::Result<Found> {
     find_in(BufReader::with_capacity(PIECE_BYTES, Reader { file, offset: 0 }), FILE_BYTES_MAX, user)
 }

@@ -78,7 +78,6 @@ pub struct PutOutcome {
     pub has_taken_name: bool,
 }
 
-/// Moves an upload to its place.
 pub fn put(upload: &Content, target: &Target) -> Result<PutOutcome, Refusal> {
     let is_new = match fs::metadata(&target.path) {
         Ok(metadata) if metadata.is_dir() => {

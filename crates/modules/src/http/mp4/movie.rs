@@ -350,7 +350,6 @@ pub(super) fn too_small(atom: &str, name: &str) -> String {
     format!("\"{name}\" mp4 {atom} atom too small")
 }
 
-/// The index of a film.
 #[derive(Default)]
 struct Movie<'m> {
     /// `mvhd` and its new duration.

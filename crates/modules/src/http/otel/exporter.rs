@@ -237,7 +237,7 @@ fn tls_settings(offers_http2: bool, trusted_certificate: Option<Word>) -> TlsCli
 }
 
 impl Endpoint {
-    /// Parses an endpoint. The error describes the fault; it is empty for an empty text.
+    /// Parses an endpoint. The error describes the fault; it is empty if there is no host.
     fn parse(text: &[u8]) -> Result<Endpoint, &'static str> {
         if !text.iter().all(u8::is_ascii_graphic) {
             return Err("invalid endpoint");
@@ -293,7 +293,6 @@ impl Exporter {
     }
 }
 
-/// The service that runs the exporter.
 struct ExportService(Arc<Exporter>);
 
 impl Service for ExportService {

@@ -4,14 +4,12 @@
 
 use prost::{Message, Oneof};
 
-/// Request to a collector.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ExportTraceServiceRequest {
     #[prost(message, repeated, tag = "1")]
     pub resource_spans: Vec<ResourceSpans>,
 }
 
-/// The collector's response.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ExportTraceServiceResponse {
     #[prost(message, optional, tag = "1")]

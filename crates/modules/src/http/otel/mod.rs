@@ -145,7 +145,6 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// Settings of a scope.
 #[derive(Default)]
 struct Conf {
     service_name: Setting<BString>,

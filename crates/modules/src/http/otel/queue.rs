@@ -29,10 +29,8 @@ pub(super) struct Limits {
     pub batch_count: usize,
 }
 
-/// Spans that are sent together.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    /// Encoded messages.
     pub spans: Vec<Vec<u8>>,
     bytes: usize,
 }
@@ -96,7 +94,6 @@ impl Queue {
         self.is_sending.set(false);
     }
 
-    /// Drops all waiting spans.
     pub fn clear(&self) {
         let left = std::mem::take(&mut *self.batches.borrow_mut());
         self.count_dropped(left.iter().map(|batch| batch.spans.len()).sum());

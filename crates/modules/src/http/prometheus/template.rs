@@ -43,7 +43,6 @@ const EFFORT: Effort = Effort { usual_nanos: 1_000, worst_nanos: 20_000 };
 /// Number of samples that are written at once.
 const SAMPLES_AT_ONCE: usize = 16;
 
-/// A template.
 pub(super) struct Template {
     name: Box<[u8]>,
     metrics: Vec<Metric>,
@@ -189,7 +188,6 @@ impl Template {
         Ok(found)
     }
 
-    /// Writes the samples.
     pub async fn write(&self, request: &mut Request, found: Vec<Found>) -> String {
         let mut text = format!("# Prometheus template \"{}\"\n", label(&self.name));
         let mut family = None;
@@ -256,7 +254,6 @@ fn is_number(text: &str) -> bool {
     text.parse().is_ok_and(|number: f64| number.is_finite() || is_special())
 }
 
-/// A walk through figures.
 struct Walk<'t> {
     template: &'t Template,
     /// Rows that may match the current object.

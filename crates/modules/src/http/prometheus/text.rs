@@ -100,7 +100,6 @@ impl Out {
         (self.name, self.kind) = (name, kind);
     }
 
-    /// Writes a sample.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: impl Display) {
         let suffix = if self.kind == Kind::Counter { "_total" } else { "" };
         self.line(suffix, labels, None, value);

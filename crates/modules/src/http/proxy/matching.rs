@@ -27,7 +27,6 @@ use crate::shared::limits::invalid_parameter;
 /// Maximum length of a body that is tested, in bytes, as in nginx.
 const BODY_MAX: usize = 256 * 1024;
 
-/// A `match` block.
 pub(super) struct Match {
     name: BString,
     span: Span,
@@ -167,14 +166,12 @@ fn expression(operator: &Word, value: &Word) -> Result<(Regex, bool), Diagnostic
 }
 
 impl Match {
-    /// Returns the block with this name.
     pub fn find(matches: &[Arc<Match>], name: &Word) -> Result<Arc<Match>, Diagnostic> {
         let found = matches.iter().find(|known| known.name == name.text);
         let unknown = || Diagnostic::emerg(format!("unknown match \"{}\"", name.text)).at(name.span);
         found.cloned().ok_or_else(unknown)
     }
 
-    /// Returns its name.
     pub fn name(&self) -> &BStr {
         self.name.as_ref()
     }

@@ -234,7 +234,6 @@ pub static MODULE: Module = Module {
     }],
 };
 
-/// The settings of a scope.
 #[derive(Default)]
 pub(super) struct Conf {
     upstream: UpstreamSettings,

@@ -14,7 +14,6 @@ use gale_http::variables::template::Template;
 use super::Conf;
 use super::target::{Pass, Written};
 
-/// Rules of a scope.
 #[derive(Clone, Default)]
 pub(super) struct Redirects(Option<Said>);
 

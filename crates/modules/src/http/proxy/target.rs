@@ -27,7 +27,6 @@ use crate::http::upstream_pass::look_up_status;
 
 /// Argument of `proxy_pass`.
 pub(super) enum Pass {
-    /// A URL without variables.
     Fixed {
         target: Arc<Target>,
         /// URL as written, for `proxy_redirect default`.
@@ -50,7 +49,6 @@ pub(super) struct Target {
     pub uri: Box<[u8]>,
     /// Part of the request's URI that is replaced by `uri`.
     replaced: Replaced,
-    /// The servers.
     pub found: PassTarget,
 }
 
@@ -136,7 +134,6 @@ pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Sta
     Ok(())
 }
 
-/// A URL without variables.
 pub(super) struct Written<'p> {
     /// URL as written in the configuration.
     pub url: &'p [u8],

@@ -89,9 +89,7 @@ struct Piece {
 enum Condition {
     /// Outside of an `if`, or irrelevant.
     None,
-    /// Behind `if` or `elif`.
     If,
-    /// Behind `else`.
     Else,
 }
 
@@ -117,7 +115,6 @@ struct Failed;
 /// Item that a command inserts into the document.
 type Outcome = Result<Option<BodyItem>, Failed>;
 
-/// A known command.
 struct Row {
     name: &'static str,
     /// Allowed position: anywhere, before an `else`, or before `endif`.

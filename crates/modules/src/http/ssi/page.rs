@@ -20,7 +20,6 @@ const ENTRY_BYTES: usize = 64;
 /// The size would exceed its bound.
 pub struct TooMuch;
 
-/// The shared state.
 #[derive(Default)]
 pub struct Page {
     variables: RefCell<HashMap<Vec<u8>, Bytes>>,
