@@ -1,7 +1,7 @@
 //! core: the processes, their files and their error log.
 //!   main:
-//!     daemon, debug_points, env, error_log, load_module, lock_file, master_process, pcre_jit, pid, sandbox, ssl_engine,
-//!     thread_pool, timer_resolution, user, worker_cpu_affinity, worker_priority, worker_processes,
+//!     daemon, debug_points, env, error_log, load_module, lock_file, master_process, pcre_jit, pid, sandbox,
+//!     ssl_engine, thread_pool, timer_resolution, user, worker_cpu_affinity, worker_priority, worker_processes,
 //!     worker_rlimit_core, worker_rlimit_nofile, worker_shutdown_timeout, working_directory
 //!   any:
 //!     include

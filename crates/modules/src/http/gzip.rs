@@ -254,7 +254,7 @@ fn gather_max(level: u32, announced: Option<u64>, at_hand: Option<u64>, room: us
     }
 }
 
-/// zlib emits its first block after 16 Ki literals and matches, that is, after at least this much text.
+/// zlib emits its first block after 16 Ki literals and matches, which takes more text than this.
 const GATHERED_MAX_OF_STREAM: usize = 32 * 1024;
 
 /// Notes for `gzip_vary` that the response depends on `Accept-Encoding`.
@@ -275,8 +275,8 @@ pub fn has_vary(request: &Request) -> bool {
     request.scope().conf_of::<Conf>().is_some_and(|conf| *conf.vary.get())
 }
 
-/// Returns `true` if the client accepts gzip and the configuration allows it. The result holds for whole responses, not
-/// for parts.
+/// Returns `true` if the client accepts gzip and the configuration allows it. Never for a subrequest, whose output is
+/// compressed as part of the whole response.
 pub fn is_accepted(request: &Request) -> bool {
     request.scope().conf_of::<Conf>().is_some_and(|conf| is_accepted_by(request, conf))
 }

@@ -540,7 +540,7 @@ fn matches(request: &Request, conf: &Conf, regex: &Regex, text: &[u8]) -> Result
     Ok(is_match)
 }
 
-/// Returns `true` if the file passes the test. A special file passes none, as in nginx.
+/// Returns `true` if the file passes the test. As in nginx a special file fails `-e`, too.
 fn test_file(request: &Request, path: &[u8], test: FileTest, found: io::Result<FileMetadata>) -> bool {
     const EXECUTABLE_BY_OWNER: u32 = 0o100;
     match found {

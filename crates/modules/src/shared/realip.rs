@@ -27,7 +27,8 @@ pub enum Trusted {
     Host(HostAddresses),
 }
 
-/// Parses a `set_real_ip_from`. A name is resolved when the whole configuration is known. No argument is rejected.
+/// Parses a `set_real_ip_from`. A name is resolved when the whole configuration is known. Any other text counts as a
+/// host name.
 pub fn trusted(builder: &mut Builder, statement: &Statement) -> Result<Trusted, Diagnostic> {
     let word = &statement.args[0];
     if word.text == "unix:" {

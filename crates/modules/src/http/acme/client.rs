@@ -57,7 +57,7 @@ pub(super) enum AcmeError {
     Problem { problem: Problem, status: u16, retry_after: Option<Duration> },
     /// The response is malformed.
     Malformed(String),
-    /// The issuer's validation of a name failed; the text is the issuer's.
+    /// The issuer's validation of a name failed, or the account is not valid.
     NotAuthorized(String),
     /// The issuer did not decide in time.
     TimedOut(&'static str),
