@@ -1,6 +1,7 @@
 //! Orders over the control socket, and the answers to them.
 //!
-//! A reload that is asked for while another goes on begins after it, as with signals; who asked hears of that one.
+//! A reload that is requested while another one runs starts after it, as with signals; the client gets the result of
+//! its own reload.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -15,15 +16,16 @@ use crate::control::{self, Ending, RELOAD, STATUS};
 use crate::errors::errno_text;
 use crate::program::Program;
 
-/// The most who are heard at once; of those that have said nothing yet, the first gives way.
+/// Maximum number of connected clients. When it is reached, the first client that has not sent a complete order is
+/// dropped.
 const CLIENTS_MAX: usize = 16;
 
-/// The socket, and who has connected to it.
+/// The control socket and its clients.
 #[derive(Default)]
 pub(super) struct Control {
     listener: Option<UnixListener>,
     clients: Vec<Client>,
-    /// What the reload that goes on has said so far.
+    /// Messages logged so far by the running reload.
     said: String,
 }
 
@@ -32,31 +34,31 @@ struct Client {
     stands: Stands,
 }
 
-/// What is asked for.
+/// A complete order.
 enum Order {
     Reload,
-    /// Figures, for who is at the other end.
+    /// Request for the worker's statistics, to be written to this connection.
     Status(UnixStream),
 }
 
-/// How far a client's order is.
+/// State of a client's order.
 #[derive(PartialEq, Eq)]
 enum Stands {
-    /// So much of it has come.
+    /// The part of the order received so far.
     Reading(Vec<u8>),
-    /// The next reload is its.
+    /// Gets the result of the next reload.
     Waiting,
-    /// The reload that goes on is its.
+    /// Gets the result of the running reload.
     UnderWay,
 }
 
-/// What a look at a client has brought.
+/// Result of reading from a client.
 enum Heard {
-    /// No whole order.
+    /// The order is still incomplete.
     Nothing,
     Reload,
     Status,
-    /// It has left, or said something else.
+    /// The client has disconnected or sent something else.
     End,
 }
 
@@ -83,7 +85,7 @@ impl Client {
 }
 
 impl Control {
-    /// Begins to listen. A master without a control socket has its signals; the error says why.
+    /// Opens the control socket. A master without one still obeys signals; the error is the text for the log.
     pub fn begin(&mut self) -> Result<(), String> {
         let bound = control::bind(std::process::id());
         self.listener =
@@ -91,18 +93,18 @@ impl Control {
         Ok(())
     }
 
-    /// What a poll waits for.
+    /// File descriptors to poll.
     pub fn polled(&self) -> impl Iterator<Item = PollFd<'_>> {
         let listener = self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN));
         let clients = self.clients.iter().filter(|client| matches!(client.stands, Stands::Reading(_)));
         listener.chain(clients.map(|client| PollFd::new(&client.stream, PollFlags::IN)))
     }
 
-    /// Takes what has come; returns what is asked for.
+    /// Accepts clients and reads from them; returns the complete orders.
     fn hear(&mut self) -> Vec<Order> {
         self.accept();
         let mut orders = Vec::new();
-        // At most as many as there may be at once.
+        // `CLIENTS_MAX` bounds this loop.
         for mut client in std::mem::take(&mut self.clients) {
             match client.hear() {
                 Heard::Reload => orders.push(Order::Reload),
@@ -120,7 +122,7 @@ impl Control {
 
     fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
-        // No more in one round than there may be: others are accepted in the next.
+        // Bounds the work of one round: further clients are accepted in the next one.
         for _ in 0..CLIENTS_MAX {
             let Ok((stream, _)) = listener.accept() else { return };
             if !control::is_permitted(&stream) || stream.set_nonblocking(true).is_err() {
@@ -135,33 +137,33 @@ impl Control {
         }
     }
 
-    /// A reload begins: whoever waits hears how it ends.
+    /// Marks waiting clients as part of the reload that starts now.
     pub fn reload_begins(&mut self) {
         self.said.clear();
         let waiting = self.clients.iter_mut().filter(|client| client.stands == Stands::Waiting);
         waiting.for_each(|client| client.stands = Stands::UnderWay);
     }
 
-    /// The reload that goes on says something of the configuration.
+    /// Adds a message of the running reload to its answer.
     pub fn say(&mut self, program: &str, level: Level, message: &str) {
         if self.clients.iter().any(|client| client.stands == Stands::UnderWay) {
             self.said.push_str(&format!("{program}: [{}] {message}\n", level.name()));
         }
     }
 
-    /// The reload has ended.
+    /// Answers the clients of the reload that has ended.
     pub fn reload_ended(&mut self, ending: Ending, text: &str) {
         let said = std::mem::take(&mut self.said);
         self.answer(Stands::UnderWay, ending, &format!("{said}{text}"));
     }
 
-    /// What is still wanted will not be done.
+    /// Refuses the running reload and those that are waiting.
     pub fn refuse_all(&mut self, text: &str) {
         self.reload_ended(Ending::Refused, text);
         self.answer(Stands::Waiting, Ending::Refused, text);
     }
 
-    /// Those that wait are answered by something other than a reload.
+    /// Answers the waiting clients when something other than a reload fulfils their request.
     pub fn answer_waiting(&mut self, ending: Ending, text: &str) {
         self.answer(Stands::Waiting, ending, text);
     }
@@ -170,7 +172,7 @@ impl Control {
         let answer = format!("{}{text}", ending.line());
         self.clients.retain_mut(|client| {
             if client.stands == stands {
-                // A report is bounded, and fits into a socket. Whoever has left hears nothing.
+                // The report is bounded and fits into the socket's buffer. A disconnected client is ignored.
                 let _ = client.stream.write_all(answer.as_bytes());
             }
             client.stands != stands
@@ -191,20 +193,21 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// Has the worker process tell its figures: the master knows none, and waits for nobody who reads them.
+    /// Passes the connection to the worker process, which writes its statistics to it. The master has none itself and
+    /// does not wait for slow readers.
     fn pass_on(&mut self, stream: UnixStream) {
         let serving = self.workers.iter_mut().rev().filter(|worker| worker.phase == WorkerPhase::Serving);
         let link = serving.filter_map(|worker| worker.link.as_mut()).next();
         let (why, copy) = match (link, stream.try_clone()) {
             (Some(link), Ok(copy)) => match link.send_status(OwnedFd::from(stream)) {
                 Ok(true) => return,
-                // A lost link is seen and logged by the next look at it.
+                // A lost link is logged when it is next read.
                 Ok(false) | Err(_) => ("the worker process is busy", Ok(copy)),
             },
             (_, Err(error)) => ("the master process has too many open files", Err(error)),
             (None, copy) => ("no worker process is running", copy),
         };
-        // Fits into a fresh socket, and is not waited for.
+        // Fits into the buffer of a fresh socket, so it does not block.
         let _ = copy.and_then(|mut stream| stream.write_all(format!("{}{why}\n", Ending::Refused.line()).as_bytes()));
     }
 }

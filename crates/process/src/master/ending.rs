@@ -1,10 +1,10 @@
-//! The end of worker processes that the kernel holds.
+//! Worker processes that are stuck in the kernel while they exit.
 //!
-//! A process is gone when the kernel says so. That it cannot do while one of its threads waits for a file system that
-//! has taken a request and never answers: not even SIGKILL ends that, and until then the process keeps its link and
-//! everything else that would tell of its death. So once a second the master looks whether its worker processes are
-//! alive, and who was found dead, has said its last word, or was killed, and is still there after a while, is counted
-//! as gone, with an alert.
+//! A process has exited only when the kernel reports it. It cannot do so while a thread waits for a file system that
+//! never answers: even SIGKILL does not interrupt that wait, and until then the process keeps its link and every other
+//! descriptor whose closing would reveal its death. So once a second the master checks whether its worker processes are
+//! alive. A worker that was found dead, has sent its last message, or was killed, and still exists after a timeout, is
+//! treated as gone, with an alert.
 //!
 //! ```text
 //!   alive ── last word, killed ──► ending, 3 s ──┐
@@ -22,35 +22,36 @@ use super::workers::{WorkerPhase, WorkerProcess};
 use crate::link::Message;
 use crate::program::Program;
 
-/// How often it is looked whether worker processes are alive. One look reads a file of procfs.
+/// Interval between checks of the worker processes. Each check reads one file of procfs per process.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Longest time that the end of a process takes, when nothing in the kernel holds it: dropping what it has, and freeing
-/// its memory.
+/// Maximum time for a process to exit when nothing in the kernel holds it: closing its descriptors and freeing its
+/// memory.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
-/// The same from when it was found dead. Nobody serves then, and a successor that comes too early does no harm.
+/// The same, counted from when it was found dead. It serves no more, so a successor that comes too early does no harm.
 const DEAD_TIMEOUT: Duration = Duration::from_secs(1);
-/// So many threads that hold a process up are named.
+/// Maximum number of stuck threads named in the log.
 const HELD_NAMED_MAX: usize = 4;
 
-/// A worker process that ends, and that counts as gone from a moment on even if the kernel has not said so.
+/// A worker process that is exiting, and the time from which it is treated as gone even if the kernel has not reported
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ending {
     pub gone_at: Instant,
-    /// Nobody was told before.
+    /// True if the process was found dead by a check, without any notice before.
     is_found: bool,
 }
 
-/// What is left of a process that has died and has not ended.
+/// State of a process that has died but not exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Remains {
-    /// Its first thread has ended, and some other has not.
+    /// Its main thread has exited, but another one has not.
     Threads,
-    /// It dumps core, or is about to: all threads have to take part in that.
+    /// It dumps core or is about to, in which all threads take part.
     Core,
 }
 
 impl WorkerProcess {
-    /// It has said that it ends, or was killed.
+    /// Starts the exit timeout: the process has announced its exit or was killed.
     pub fn expect_gone(&mut self, now: Instant) {
         self.ending.get_or_insert(Ending { gone_at: now + END_TIMEOUT, is_found: false });
     }
@@ -63,31 +64,32 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// Whether the kernel holds a process that has our sockets, one that an old binary has left behind included.
+    /// True if a process stuck in the kernel has our sockets, including one left behind by an old binary.
     pub(super) fn is_any_held(&self) -> bool {
         !self.held.is_empty() || !self.left_behind.is_empty()
     }
 
-    /// These for a new binary, and those of which it will show: it leaves out who turns out to have ended.
+    /// Processes that a new binary must know of: stuck ones, and those that are exiting and may get stuck. The new
+    /// binary drops those that have exited by then.
     pub(super) fn all_held(&self) -> Vec<Pid> {
         let ending = self.workers.iter().filter(|worker| worker.ending.is_some()).map(|worker| worker.pid);
         self.held.iter().chain(&self.left_behind).copied().chain(ending).collect()
     }
 
-    /// When to look again, if there is anything to look at.
+    /// Time of the next check, or `None` if there is nothing to check.
     pub(super) fn look_at(&self) -> Option<Instant> {
         let is_anything = self.is_any_held() || self.workers.iter().any(|worker| worker.ending.is_none());
         is_anything.then_some(self.next_look)
     }
 
-    /// Finds those that have died, and gives up those that should have ended long ago.
+    /// Finds dead processes, and gives up those whose exit timeout has passed.
     pub(super) fn check_ending(&mut self, now: Instant) {
         if self.look_at().is_some_and(|at| at <= now) {
             self.next_look = now + LOOK_EVERY;
             self.look(now);
         }
         let is_over = |worker: &WorkerProcess| worker.ending.is_some_and(|ending| ending.gone_at <= now);
-        // First those whose end is only not taken notice of yet.
+        // First reap those that have exited but were not reaped yet.
         if self.workers.iter().any(is_over) {
             self.reap();
         }
@@ -103,14 +105,15 @@ impl<P: Program> Master<P> {
                 worker.ending = Some(Ending { gone_at: now + DEAD_TIMEOUT, is_found: true });
             }
         }
-        // No child of ours: nobody tells us of its end.
+        // Not children of this process, so no SIGCHLD reports their exit.
         self.left_behind.retain(|pid| remains(*pid).is_some());
         if self.is_any_held() {
             self.have_connections_looked_for();
         }
     }
 
-    /// Of a new connection the kernel may have told a loop of a process that it holds, and nobody else.
+    /// Has the worker processes poll their listening sockets: the kernel may have reported a new connection only to an
+    /// event loop of a stuck process.
     fn have_connections_looked_for(&mut self) {
         for worker in self.workers.iter_mut().filter(|worker| worker.phase == WorkerPhase::Serving) {
             if let Some(link) = &mut worker.link {
@@ -123,7 +126,7 @@ impl<P: Program> Master<P> {
     fn give_up(&mut self, worker: &WorkerProcess) {
         let (pid, remains) = (worker.pid, remains(worker.pid));
         if remains.is_none() {
-            // If it is not the kernel that holds it, that ends it. It was not reaped: the number is still its own.
+            // Ends the process if it is not stuck in the kernel. It has not been reaped, so the pid is still its own.
             self.kill(pid, rustix::process::Signal::KILL);
         }
         let what = match worker.ending {
@@ -132,7 +135,7 @@ impl<P: Program> Master<P> {
         };
         let core = if remains == Some(Remains::Core) { ", it is dumping core" } else { "" };
         let held = match held_threads(pid) {
-            // Whoever writes the core waits for the disk, too.
+            // The thread that writes the core waits for the disk, too.
             names if names.len() <= usize::from(remains == Some(Remains::Core)) => String::new(),
             names => {
                 format!(", the kernel holds its {}, as for a file system that does not respond", names.join(", "))
@@ -144,7 +147,7 @@ impl<P: Program> Master<P> {
         self.handle_worker_exit(worker);
     }
 
-    /// If this was one that is not waited for any more, its end is logged as any other's.
+    /// Logs the exit of a process that was already given up like any other exit.
     pub(super) fn take_leave_of_held(&mut self, pid: Pid, status: WaitStatus) {
         if let Some(position) = self.held.iter().position(|held| *held == pid) {
             self.held.swap_remove(position);
@@ -153,12 +156,12 @@ impl<P: Program> Master<P> {
     }
 }
 
-/// What is left of a process if it has died. Without procfs nothing is known.
+/// Returns the state of a process if it has died; `None` if it lives, or without procfs.
 fn remains(pid: Pid) -> Option<Remains> {
     remains_in(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
 
-/// From `/proc/PID/status`, which is about the first thread.
+/// Parses `/proc/PID/status`, which describes the main thread.
 fn remains_in(status: &str) -> Option<Remains> {
     let value = |name| Some(status.lines().find_map(|line| line.strip_prefix(name))?.trim_start());
     if value("State:").is_some_and(|state| state.starts_with(['Z', 'X'])) {
@@ -170,12 +173,12 @@ fn remains_in(status: &str) -> Option<Remains> {
     }
 }
 
-/// The threads of a process that wait for something which no signal interrupts (state D), by name.
+/// Names of the threads of a process that are in an uninterruptible wait (state D).
 fn held_threads(pid: Pid) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
     let name = |stat: String| {
-        // "number (name) state …", and the name may hold anything.
+        // Format: "number (name) state …"; the name may contain any character.
         let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
         rest.starts_with('D').then(|| format!("thread \"{name}\""))
     };

@@ -1,7 +1,6 @@
-//! The links of the master: reads what the worker processes and the helper of a reload have sent, and finds lost ones.
+//! The links of the master: receives messages of the worker processes and of the reload helper, and finds lost links.
 //!
-//! Everything that has arrived is taken before any of it is handled: to handle a message may end the process that it
-//! came from.
+//! All pending messages are read before any is handled, because handling one may end the process that sent it.
 
 use gale_base::log_level::Level;
 use std::collections::VecDeque;
@@ -15,10 +14,10 @@ use super::reload::Reload;
 use crate::link::{Link, Message, Received};
 use crate::program::Program;
 
-/// How long a process that closed its link may take to end; one that lives on then is replaced.
+/// Time that a process may take to exit after it has closed its link; one that still lives then is replaced.
 const LOST_GRACE: Duration = Duration::from_secs(1);
 
-/// What a poll found worth handling, in order.
+/// A message or an error that was read from a link, in order of arrival.
 enum Heard {
     Worker(Pid, io::Result<Received>),
     Helper(io::Result<Received>),
@@ -31,7 +30,7 @@ impl<P: Program> Master<P> {
                 Heard::Worker(pid, Ok(received)) => self.handle_worker(pid, received),
                 Heard::Worker(pid, Err(error)) => self.handle_lost(pid, &error),
                 Heard::Helper(Ok(received)) => self.handle_helper(received),
-                // SIGCHLD tells the rest, and what it has opened it removes before.
+                // SIGCHLD reports the exit; the helper removes the files of sockets that it opened before it exits.
                 Heard::Helper(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
                 Heard::Helper(Err(error)) => {
                     self.log.write(Level::Alert, &format!("the link to the reload helper was lost: {error}"));
@@ -83,8 +82,8 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// A process that has gone is SIGCHLD's business, one that has not is `replace_lost`'s. One that talks nonsense is
-    /// ended.
+    /// Handles an unusable link. An exited process is handled by SIGCHLD, a living one that closed its link by
+    /// `replace_lost`. A process that sends invalid messages is terminated.
     fn handle_lost(&mut self, pid: Pid, error: &io::Error) {
         if matches!(
             error.kind(),
@@ -97,7 +96,7 @@ impl<P: Program> Master<P> {
     }
 }
 
-/// Reads what has arrived, everything before the error included.
+/// Reads all pending messages, including those before an error.
 fn drain(link: &mut Link, mut hear: impl FnMut(Received)) -> io::Result<()> {
     let flushed = link.flush();
     while let Some(received) = link.receive()? {

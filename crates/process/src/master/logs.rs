@@ -1,7 +1,7 @@
-//! Log files of the master: opened again on USR1, for itself and, because they may not do that, for worker processes.
+//! Log files of the master: reopened on USR1, both for itself and for worker processes, which may lack the permission.
 //!
-//! The new file takes the descriptor number of the old one, so whoever writes to it need not know. What cannot be
-//! opened stays as it was.
+//! The new file replaces the old one under the same descriptor number, so its users need not know. A log that cannot be
+//! opened keeps the old file.
 
 use gale_base::log_level::Level;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl<P: Program> Master<P> {
         self.redirect_standard_error();
     }
 
-    /// The worker process had no room for the descriptors when the logs were reopened.
+    /// Sends the log files again after the worker process had no free descriptors to receive them.
     pub(super) fn send_logs_again(&mut self, pid: Pid) {
         self.log.write(Level::Notice, &format!("sending the log files of worker process {pid} again"));
         let logs = self.open_logs();
@@ -44,7 +44,7 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// Those of the configuration, and of the one that is under way.
+    /// Logs of the current configuration and of the one being loaded.
     fn open_logs(&self) -> Vec<LogHandle> {
         let mut logs = self.bundle.record.logs.clone();
         if let Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) = &self.reload {
@@ -54,7 +54,7 @@ impl<P: Program> Master<P> {
         logs
     }
 
-    /// Opens them again; what fails is logged. Those that could be.
+    /// Reopens log files and returns those that succeeded; failures are logged.
     pub(super) fn reopen(&self, logs: Vec<LogHandle>) -> Vec<LogHandle> {
         let owner = self.bundle.settings.account.as_ref().filter(|_| user::is_super_user()).map(|account| account.user);
         let is_reopened = |log: &LogHandle| {

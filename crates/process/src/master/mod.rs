@@ -1,24 +1,24 @@
-//! The master: supervises one worker process, takes signals, and can start everything again from memory.
+//! The master: supervises one worker process, handles signals, and can restart everything from memory.
 //!
-//! One thread that only polls (and the one that writes its log). Each round of it takes what has arrived, here, and
+//! It has one thread that only polls, and one that writes its log. Each round handles the pending events, in this file;
 //! every concept has a file of its own:
 //!
 //! ```text
-//!               ┌ signals.rs   what each signal asks for, a new binary included
-//!   one round ──┼ control.rs   what the control socket asks for
-//!               ├ links.rs     what the worker processes and the helper of a reload say
-//!               └ deadlines    of whatever has one, in mod.rs
+//!               ┌ signals.rs   the actions of each signal, a new binary included
+//!   one round ──┼ control.rs   orders from the control socket
+//!               ├ links.rs     messages of the worker processes and of the reload helper
+//!               └ deadlines    all timeouts, in mod.rs
 //!
 //!   workers.rs   worker processes: started, ready, dead, started again
-//!   ending.rs    worker processes that have died and do not end: the kernel holds them
-//!   page_cache_helper.rs   the process beside a worker process that says what of files is in memory
+//!   ending.rs    worker processes that have died but are stuck in the kernel
+//!   page_cache_helper.rs   the process beside a worker process that knows which file contents are in memory
 //!   reload.rs    a new configuration: built by a helper, taken over by the worker process
-//!   logs.rs      log files, opened again
-//!   stop.rs      worker processes leave, and the master ends
+//!   logs.rs      log files, reopened
+//!   stop.rs      exit of the worker processes and of the master
 //! ```
 //!
-//! It parses nothing, resolves nothing, waits for no process. Whatever it opens itself (the pid file, log files on
-//! USR1) is local and small.
+//! It parses nothing, resolves no names and waits for no process. The only files it opens itself (the pid file, log
+//! files on USR1) are local and small.
 
 mod control;
 mod ending;
@@ -54,45 +54,45 @@ use super::secrets::SecretKeeper;
 use super::signals::{Signals, timespec};
 use super::spawn::Executable;
 
-/// What a master begins with.
+/// Everything that a master starts with.
 pub(super) struct Start {
     pub bundle: Bundle,
     pub signals: Signals,
     pub notifier: Notifier,
-    /// The process on the terminal that waits for us.
+    /// The process on the terminal that waits for our start to succeed.
     pub waiting: Option<Waiting>,
-    /// No terminal: WINCH means something.
+    /// True if detached from the terminal, where WINCH is an order.
     pub daemonized: bool,
-    /// The previous binary's, if that has started us.
+    /// Pid of the master of the old binary, if that has started us.
     pub old_master: Option<Pid>,
-    /// Dead worker processes of its that the kernel holds.
+    /// Dead worker processes of the old binary that are stuck in the kernel.
     pub left_behind: Vec<Pid>,
-    /// What it has left for those that come back.
+    /// Secrets of the old binary, so that its clients can resume their sessions.
     pub secrets: SecretKeeper,
-    /// Where its idle connections come.
+    /// Idle connections that the old binary passes on.
     pub arrivals: Option<Arrivals>,
-    /// What the service manager has opened for us.
+    /// Sockets that the service manager has opened for us.
     pub passed: Vec<ListenerHandle>,
 }
 
-/// See the head of the file.
+/// State of the master.
 pub(super) struct Master<P: Program> {
     program: P,
     executable: Executable,
     signals: Signals,
     notifier: Notifier,
     log: Arc<dyn ErrorLog>,
-    /// The one that was acknowledged last.
+    /// The bundle that was acknowledged last.
     bundle: Box<Bundle>,
     secrets: SecretKeeper,
-    /// The sockets of the service manager, used or not: a later configuration may listen on any of them.
+    /// Sockets of the service manager, used or not: a later configuration may listen on any of them.
     passed: Vec<ListenerHandle>,
-    /// Number of the newest bundle.
+    /// Generation of the newest bundle.
     generation: u64,
     workers: Vec<WorkerProcess>,
-    /// Worker processes that the kernel holds and nobody waits for. No more than it took to die one after the other.
+    /// Worker processes that are stuck in the kernel and were given up.
     held: Vec<Pid>,
-    /// The same of the binary before this one: nobody's child but its master's.
+    /// Stuck worker processes of the old binary, which are not children of this process.
     left_behind: Vec<Pid>,
     next_look: Instant,
     reload: Option<Reload>,
@@ -100,21 +100,21 @@ pub(super) struct Master<P: Program> {
     control: Control,
     respawn: Respawn,
     stop: Option<Stop>,
-    /// In a graceful stop.
+    /// Sockets of the last worker process that accepts, during a graceful stop.
     last_accepting: Option<LastAccepting>,
-    /// A worker process has been ready at some time: from then on the master does not give up.
+    /// True once any worker process was ready: from then on the master does not give up.
     serving_since_start: bool,
     waiting: Option<Waiting>,
     daemonized: bool,
     old_master: Option<Pid>,
-    /// Where our pid file is; in an upgrade, aside of it.
+    /// Path of our pid file; during an upgrade, the path that it was renamed from.
     pid_path: PathBuf,
     new_binary: Option<Pid>,
-    /// Who takes the idle connections of our worker processes: the new binary.
+    /// The new binary, to which our worker processes pass their idle connections.
     successor: Option<Successor>,
-    /// Where those of the old binary come.
+    /// Idle connections that the old binary passes on.
     arrivals: Option<Arrivals>,
-    /// WINCH: no worker process is wanted.
+    /// True after WINCH: no worker process is wanted.
     resting: bool,
     failed: bool,
 }
@@ -157,7 +157,7 @@ impl<P: Program> Master<P> {
 
     /// Supervises until told to stop, or until the first worker process fails to become ready.
     ///
-    /// The process keeps the name that it was started by: `start-stop-daemon --name nginx` looks for that.
+    /// The process keeps the name it was started with: `start-stop-daemon --name nginx` looks for that.
     pub fn run(mut self) -> ExitCode {
         if let Err(message) = self.control.begin() {
             self.log.write(Level::Warn, &message);
@@ -190,7 +190,7 @@ impl<P: Program> Master<P> {
         polled.extend(links.chain(helper).map(|link| PollFd::new(link, link.interest())));
         polled.extend(self.control.polled());
         let timeout = self.next_deadline().map(|at| timespec(at.saturating_duration_since(Instant::now())));
-        // An interrupted wait is a short one.
+        // An interrupted wait only ends early.
         let _ = rustix::event::poll(&mut polled, timeout.as_ref());
     }
 

@@ -1,7 +1,7 @@
-//! The page cache helper of each worker process: started with it, started again when it has died.
+//! The page cache helper of each worker process: started with it, and restarted when it dies.
 //!
-//! The master keeps the helper's end of the socket pair, so that a new helper answers on the same one. The helper ends
-//! by itself when the worker process is gone.
+//! The master keeps the helper's end of the socket pair, so that a new helper uses the same one. The helper exits by
+//! itself when the worker process is gone.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,11 +18,11 @@ use crate::program::Program;
 use crate::spawn::Executable;
 use crate::user::Account;
 
-/// Pause before a helper is started again that has lived for less; doubled each time.
+/// Pause before a helper that lived for less than this pause is restarted; doubled each time.
 const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// The helper of one worker process.
+/// The page cache helper of one worker process.
 pub(super) struct PageCacheHelper {
     pub pid: Option<Pid>,
     pub restart_at: Option<Instant>,
@@ -34,7 +34,7 @@ pub(super) struct PageCacheHelper {
 }
 
 impl PageCacheHelper {
-    /// Starts one. Returns it with the worker process's end of the socket pair.
+    /// Starts a helper. Returns it with the worker process's end of the socket pair.
     pub fn start(executable: &Executable, bundle: &Bundle) -> io::Result<(PageCacheHelper, OwnedFd)> {
         let (socket, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -53,7 +53,7 @@ impl PageCacheHelper {
         Ok(())
     }
 
-    /// When one is started again that is dead now: at once if it has lived for a while.
+    /// Returns when to restart a helper that has just died: at once if it has lived for a while.
     fn restart_after_death(&mut self, now: Instant) -> Instant {
         if now - self.since >= self.pause {
             self.pause = RESTART_PAUSE_MIN;
@@ -66,7 +66,7 @@ impl PageCacheHelper {
 }
 
 impl<P: Program> Master<P> {
-    /// Whether this was a helper that has died.
+    /// Handles the exit of a helper; `false` if the process is none.
     pub(super) fn handle_page_cache_helper_exit(&mut self, pid: Pid, status: WaitStatus) -> bool {
         let mut helpers = self.workers.iter_mut().filter_map(|worker| worker.page_cache_helper.as_mut());
         let Some(helper) = helpers.find(|helper| helper.pid == Some(pid)) else { return false };

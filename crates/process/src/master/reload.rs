@@ -1,4 +1,4 @@
-//! A reload as the master conducts it: a helper builds the bundle, the worker process (or a new one) takes it over.
+//! A reload in the master: a helper builds the bundle, and the worker process (or a new one) takes it over.
 //!
 //! ```text
 //!   HUP ─► helping (helper builds) ─► preparing (worker builds) ─► committing (worker changes over) ─► done
@@ -6,8 +6,8 @@
 //!                  └───────────────────────┴──► the old configuration serves on
 //! ```
 //!
-//! One at a time: a signal that comes meanwhile is remembered. Whatever fails before the bundle is acknowledged leaves
-//! the old configuration as it was.
+//! One reload runs at a time; a signal that arrives meanwhile is remembered. A failure before the bundle is
+//! acknowledged leaves the old configuration as it was.
 
 use gale_base::log_level::Level;
 use std::time::{Duration, Instant};
@@ -25,21 +25,21 @@ use crate::program::Program;
 use crate::spawn::Role;
 use crate::{activation, pid_file, system};
 
-/// Longest time that the helper of a reload may take: names may have to be resolved by slow servers.
+/// Maximum run time of the reload helper: it may have to resolve names through slow servers.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Longest time that a worker process may take to build a new configuration: more than it allows itself.
+/// Maximum time for a worker process to build a new configuration: longer than its own timeout.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(120);
-/// Longest time that it may then take to change over: more than it allows itself.
+/// Maximum time for the change that follows: longer than the worker's own timeout.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where a reload stands. See the head of the file.
+/// Stage of a reload; see the head of the file.
 pub(super) enum Reload {
     Helping {
         pid: Pid,
-        /// None after it was lost.
+        /// `None` after the link was lost.
         link: Option<Link>,
         until: Instant,
-        /// Logs were reopened since it began: it may have opened those before.
+        /// True if logs were reopened since the helper started, which may have opened the old files.
         reopened: bool,
     },
     Preparing {
@@ -47,7 +47,7 @@ pub(super) enum Reload {
         worker: Pid,
         until: Instant,
     },
-    /// As preparing, for what needs a new process: it is started with the bundle while the old one serves.
+    /// Like `Preparing`, for a change that needs a new process: it starts with the bundle while the old one serves.
     Replacing {
         bundle: Box<Bundle>,
         worker: Pid,
@@ -63,7 +63,7 @@ impl<P: Program> Master<P> {
         if self.stop.is_some() {
             return self.control.refuse_all("the server is stopping\n");
         }
-        // In an upgrade, HUP brings the old binary's worker back.
+        // During an upgrade, HUP brings the old binary's worker back.
         if self.resting && self.new_binary.is_some() {
             self.resting = false;
             self.control.answer_waiting(Ending::Done, "the worker process is back\n");
@@ -111,7 +111,8 @@ impl<P: Program> Master<P> {
             }
             Received::Bundle(bundle) => {
                 if let Some(Reload::Helping { link: Some(link), .. }) = &mut self.reload {
-                    // From here on we remove what it has opened. If the helper does not hear that, it has ended.
+                    // From here on the master removes the socket files that the helper created. An error means that the
+                    // helper has exited.
                     let _ = link.send(&Message::Taken);
                 }
                 self.prepare(bundle);
@@ -120,7 +121,7 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// The bundle is complete: whoever is to serve it has to build it now.
+    /// Has the serving worker process, or a new one, build the complete bundle.
     fn prepare(&mut self, mut bundle: Box<Bundle>) {
         self.generation += 1;
         bundle.generation = self.generation;
@@ -128,7 +129,7 @@ impl<P: Program> Master<P> {
             self.reopen(bundle.record.logs.clone());
         }
         bundle.adopt(&self.bundle.with_unused(&self.passed));
-        // Before the bundle: the first handshake with the new configuration may need them.
+        // Sent before the bundle: the first handshake with the new configuration may need them.
         self.renew_secrets(&bundle.settings.secret_lifetimes);
         let is_reachable = |worker: &WorkerProcess| worker.phase == WorkerPhase::Serving && worker.link.is_some();
         let serving = self.workers.iter().position(is_reachable);
@@ -165,8 +166,8 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// The worker may not raise its own limit, we may. If not even we, it says so itself. A lower one it sets when it
-    /// commits: until then the present configuration holds.
+    /// Raises the worker's descriptor limit, which it may not do itself. If the master may not either, the worker logs
+    /// the failure. The worker lowers its limit itself when it commits; until then the present configuration holds.
     fn raise_descriptor_limit(&self, pid: Pid, bundle: &Bundle) {
         if let Some(limit) = bundle.settings.rlimit_nofile
             && system::descriptors_max_of(pid).is_some_and(|max| limit > max)
@@ -189,11 +190,10 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// The worker process changes over to what was given up. It serves the wrong configuration, so another takes its
-    /// place.
+    /// Replaces a worker process that changes to a configuration that was given up.
     fn handle_prepared_late(&mut self, pid: Pid) {
         if self.stop.is_some() || self.worker_mut(pid).is_some_and(|worker| worker.phase == WorkerPhase::Leaving) {
-            // What it has been told to end may still be on its way to it.
+            // The order to exit may still be on its way to it.
             return;
         }
         self.log.write(Level::Alert, &format!("worker process {pid} was prepared too late"));
@@ -203,14 +203,14 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// From here on this is the configuration, whatever happens to the worker. Our copies of removed sockets are closed
-    /// with the previous bundle; the worker has its own, accepts what they have queued, and is the last to close them.
-    /// The other way round, what is queued between its last look and our closing would be reset.
+    /// Makes the bundle the current configuration, whatever happens to the worker. Our copies of removed sockets are
+    /// closed with the previous bundle. The worker still has its copies, accepts the connections queued on them, and
+    /// closes them last. If the master closed last, connections queued after the worker's last accept would be reset.
     ///
-    /// A removed Unix socket can be connected to as long as its file is there, so that goes first.
+    /// Clients can connect to a removed Unix socket as long as its file exists, so the file is removed first.
     pub(super) fn acknowledge(&mut self, bundle: Box<Bundle>) {
         let previous = std::mem::replace(&mut self.bundle, bundle);
-        // Without those that only the old one needed.
+        // Drops secrets that only the old configuration needed.
         self.renew_secrets(&[]);
         system::remove_old_socket_files(&previous.own_addresses(), &self.bundle, &*self.log);
         self.log = self.program.error_log(&self.bundle.error_log_targets());
@@ -229,7 +229,7 @@ impl<P: Program> Master<P> {
         self.redirect_standard_error();
     }
 
-    /// To where the configuration wants it; not while the file of a new binary is in that place.
+    /// Moves the pid file to the configured path, except while a new binary's file is there.
     pub(super) fn move_pid_file(&mut self) {
         let wanted = &self.bundle.settings.pid_path;
         if self.new_binary.is_none() && pid_file::change(&self.pid_path, wanted, &*self.log) {
@@ -259,7 +259,7 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// Gives up what takes too long.
+    /// Gives up a stage whose timeout has passed.
     pub(super) fn check_reload(&mut self, now: Instant) {
         match self.reload.take() {
             Some(Reload::Helping { pid, until, .. }) if until <= now => {
@@ -286,26 +286,26 @@ impl<P: Program> Master<P> {
         if ours {
             self.reject(report);
         } else if self.serving_since_start {
-            // A worker process that was started again and cannot: it exits, and is started later once more.
+            // A restarted worker process that cannot serve: it exits, and is restarted later.
             report.log_to(&*self.log);
         } else {
             self.fail(&report);
         }
     }
 
-    /// A worker process will say no more about the reload that it was part of.
+    /// Ends the part of a worker process in the running reload when it can report no more.
     pub(super) fn end_reload_of(&mut self, pid: Pid, why: &str) {
         match self.reload.take() {
             Some(Reload::Preparing { bundle, worker, .. } | Reload::Replacing { bundle, worker }) if worker == pid => {
                 self.discard(*bundle, why);
             }
-            // Acknowledged: the next process is started with the new configuration.
+            // Acknowledged: the next process starts with the new configuration.
             Some(Reload::Committing { worker, .. }) if worker == pid => self.finish_commit(),
             other => self.reload = other,
         }
     }
 
-    /// The new configuration is no good: says why, and the old one serves on.
+    /// Refuses the new configuration and reports why; the old one stays in force.
     pub(super) fn reject(&mut self, report: Report) {
         match self.reload.take() {
             Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) => {

@@ -1,7 +1,7 @@
-//! Signals to the master: what is logged of each, and what it asks for. <https://nginx.org/en/docs/control.html>
+//! Signals to the master: the log message and the action of each. <https://nginx.org/en/docs/control.html>
 //!
-//! A signal is answered where its concept lives (`stop.rs`, `reload.rs`, `logs.rs`, `workers.rs`); only the start of a
-//! new binary is here, because nothing else begins one.
+//! Most actions are implemented in the file of their concept (`stop.rs`, `reload.rs`, `logs.rs`, `workers.rs`); only
+//! the start of a new binary is here, because no other event triggers it.
 
 use super::Master;
 use crate::handover;
@@ -12,8 +12,8 @@ use gale_base::log_level::Level;
 
 impl<P: Program> Master<P> {
     pub(super) fn handle_signal(&mut self, arrived: &Arrived) {
-        // As nginx: while our own parent is the old binary, or a new one runs, there is no further upgrade. Nor in a
-        // stop, which has closed the sockets.
+        // As in nginx, no further upgrade is possible while our parent is the old binary or a new one runs. Nor during
+        // a stop, which has closed the sockets.
         let ignored = arrived.signal == Signal::ChangeBinary && (self.upgrade_is_running() || self.stop.is_some());
         let action = match arrived.signal {
             Signal::Quit => ", shutting down",
@@ -45,7 +45,7 @@ impl<P: Program> Master<P> {
 
     fn change_binary(&mut self) {
         self.log.write(Level::Notice, "changing binary");
-        // Without it idle connections are closed instead of being passed on.
+        // Without the pair, idle connections are closed instead of being passed on.
         let (successor, arrivals) = handover::pair().ok().unzip();
         let inherited = Inherited { held: &self.all_held(), secrets: &self.secrets, arrivals: arrivals.as_ref() };
         let bundle = self.bundle.with_unused(&self.passed);

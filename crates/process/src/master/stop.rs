@@ -1,6 +1,6 @@
-//! How worker processes are told to leave, and how the master ends: graceful, fast, or only at rest (WINCH).
+//! Exit of the worker processes and of the master: graceful, fast, or of the worker processes only (WINCH).
 //!
-//! The master ends when its last worker process has. A fast stop is bounded: who has not ended then is killed.
+//! The master exits after its last worker process. A fast stop is bounded: processes that still run then are killed.
 
 use gale_base::log_level::Level;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::listen::{self, ListenerHandle, OpenedBy};
 use crate::program::Program;
 use crate::{pid_file, system};
 
-/// A fast stop turns to SIGKILL after this long; nginx's own delays add up to about the same.
+/// Time after which a fast stop sends SIGKILL; nginx's own delays add up to about the same.
 const KILL_AFTER: Duration = Duration::from_secs(2);
 
 pub(super) enum Stop {
@@ -26,8 +26,8 @@ pub(super) enum Stop {
     Fast { kill_at: Option<Instant> },
 }
 
-/// The worker process that is the last to accept, and our copies of what it accepts from, whose files are removed. They
-/// are kept until it accepts no more: closing is not enough when a process that the kernel holds has them as well.
+/// The last worker process to accept, and our copies of its listening sockets, whose files are removed. They are kept
+/// until it stops accepting: closing them is not enough when a process stuck in the kernel has them as well.
 pub(super) struct LastAccepting {
     worker: Pid,
     listeners: Vec<ListenerHandle>,
@@ -41,7 +41,7 @@ impl<P: Program> Master<P> {
         self.notifier.stopping();
         self.stop = Some(Stop::Graceful);
         self.drop_reload();
-        // The first: a successor that is not ready yet comes after it.
+        // The first one: a successor that is not ready yet comes after it.
         let serving = self.serving_worker().map(|worker| worker.pid);
         let is_shared = self.upgrade_is_running();
         let unreachable = self.tell_to_leave(&Message::Quit { is_last: !is_shared }, Signal::QUIT);
@@ -51,17 +51,18 @@ impl<P: Program> Master<P> {
                 listeners.iter().for_each(|listener| system::remove_socket_file(listener, &*self.log));
                 self.last_accepting = Some(LastAccepting { worker, listeners });
             }
-            // What only this binary opened is dealt with at the end, if a dead process has it as well.
+            // Sockets that only this binary opened are handled at the end, if a stuck process has them as well.
             None if is_shared && self.is_any_held() => {}
-            // Nobody accepts, or nobody would tell us of the end of it.
+            // No process accepts, or none could report that it has stopped accepting.
             None => self.close_listeners(),
         }
     }
 
-    /// This worker process accepts no more, or is gone. If it was the last, the addresses are free from now on.
+    /// Handles the end of accepting in a worker process that stopped accepting or is gone. After the last one, the
+    /// addresses are free.
     pub(super) fn handle_accepting_ended(&mut self, pid: Pid) {
         if let Some(worker) = self.worker_mut(pid) {
-            // All of its loops have served, also of one that was told to leave before it could say that it is ready.
+            // All of its loops have served, even if it was told to exit before it could report that it is ready.
             worker.kill_at = None;
         }
         let last = self.last_accepting.take_if(|last| last.worker == pid);
@@ -80,7 +81,7 @@ impl<P: Program> Master<P> {
         self.drop_reload();
         self.stop = Some(Stop::Fast { kill_at: Some(Instant::now() + KILL_AFTER) });
         for worker in &mut self.workers {
-            worker.phase = WorkerPhase::Serving; // also one that drains
+            worker.phase = WorkerPhase::Serving; // including one that drains
         }
         self.tell_to_leave(&Message::Terminate, Signal::TERM);
     }
@@ -93,7 +94,7 @@ impl<P: Program> Master<P> {
         self.respawn.at = None;
         let end = match &self.reload {
             Some(Reload::Committing { .. }) => Some((Level::Notice, IN_FORCE)),
-            // A lost one was to be replaced with what it had.
+            // The new process was only to replace one that had lost its link, with the same configuration.
             Some(Reload::Replacing { bundle, .. }) if bundle.generation == self.bundle.generation => None,
             Some(_) => Some((Level::Error, OLD_STAYS)),
             None => None,
@@ -109,18 +110,18 @@ impl<P: Program> Master<P> {
         self.tell_to_leave(&Message::Quit { is_last: false }, Signal::QUIT);
     }
 
-    /// Tells every worker process that is not leaving already. Returns those that could only be told by signal.
+    /// Tells every worker process that is not leaving already to exit. Returns those that had to be signalled.
     fn tell_to_leave(&mut self, message: &Message, signal: Signal) -> Vec<Pid> {
         let successor = self.successor.clone();
         self.send_away(|worker| worker.phase != WorkerPhase::Leaving, message, signal, successor.as_ref())
     }
 
-    /// The other worker processes leave, and pass what they can to this one.
+    /// Tells all other worker processes to exit and to pass their idle connections to this one.
     pub(super) fn retire_all_but(&mut self, pid: Pid) {
         let successor = self.worker_mut(pid).and_then(|worker| {
             let (successor, arrivals) = handover::pair().ok()?;
             worker.link.as_mut()?.send_with(&Message::Arrivals, arrivals.descriptor()).ok()?;
-            // It has loops that serve: they will look there.
+            // Its loops serve already and will take them.
             arrivals.announce();
             Some(successor)
         });
@@ -128,7 +129,8 @@ impl<P: Program> Master<P> {
         self.send_away(|worker| worker.pid != pid, &quit, Signal::QUIT, successor.as_ref());
     }
 
-    /// Tells those chosen; by signal when the link is gone. Returns these.
+    /// Tells the chosen worker processes to exit, by signal if the link is gone. Returns those that had to be
+    /// signalled.
     fn send_away(
         &mut self,
         is_chosen: impl Fn(&WorkerProcess) -> bool,
@@ -156,7 +158,7 @@ impl<P: Program> Master<P> {
     }
 
     fn close_listeners(&mut self) {
-        // As nginx: not while another binary uses the files.
+        // As in nginx, the files stay while another binary uses them.
         let shared = self.upgrade_is_running();
         for listener in std::mem::take(&mut self.bundle.record.listeners) {
             if !shared || (listener.opened_by == OpenedBy::Us && self.new_binary.is_none()) {

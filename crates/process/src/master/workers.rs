@@ -1,4 +1,4 @@
-//! Worker processes as the master sees them: from their start to their end, and whoever comes after them.
+//! Worker processes from the master's side: from start to exit, and their successors.
 //!
 //! ```text
 //!   Starting ── "ready" ──► Serving ── told to leave, or leaves unasked ──► Leaving ──► gone
@@ -6,7 +6,7 @@
 //!      └───────────────────────┴── died: started again, at once, or later if it dies again and again
 //! ```
 //!
-//! As long as one is wanted there is one. Only while none has ever been ready the master gives up instead.
+//! A worker process that is wanted is always replaced. Only if none has ever been ready does the master give up.
 
 use gale_base::log_level::Level;
 use std::collections::VecDeque;
@@ -28,32 +28,33 @@ use crate::secrets::SERIES_MAX;
 use crate::spawn::Role;
 use crate::upgrade;
 
-/// First pause before a worker process that dies again and again is started once more; doubled each time.
+/// First pause before a worker process that keeps dying is restarted; doubled each time.
 const RESPAWN_PAUSE_MIN: Duration = Duration::from_millis(100);
-/// Longest pause.
+/// Maximum pause.
 const RESPAWN_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Longest time that a worker process may take to become ready.
+/// Maximum time for a worker process to become ready.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-/// A worker process that has died is succeeded at once, for so many deaths in this time.
+/// Number of deaths within `DEATHS_INTERVAL` after which restarts are delayed; before that they are immediate.
 const DEATHS_MAX: usize = 20;
 const DEATHS_INTERVAL: Duration = Duration::from_secs(60);
-/// Not if so many in a row have died before they were ready: the next one will most likely do so again.
+/// Number of consecutive deaths before readiness after which restarts are delayed: the next process will most likely
+/// die, too.
 const EARLY_DEATHS_MAX: u32 = 3;
 
-/// How messages call one.
+/// Name of a worker process in messages.
 const WORKER_PROCESS: &str = "worker process";
 
-/// The reason for a death by SIGSYS.
+/// Explanation of a death by SIGSYS.
 const SIGSYS_MEANS: &str = ": it made a system call that its sandbox forbids, which \"sandbox auto diagnose;\" names";
 
-/// One worker process.
+/// A worker process.
 pub(super) struct WorkerProcess {
     pub pid: Pid,
-    /// None after it was lost.
+    /// `None` after the link was lost.
     pub link: Option<Link>,
-    /// It has lost its link, so that it cannot be told anything: it is replaced then, if it still lives.
+    /// Time at which a process that has lost its link is replaced if it still lives, because it can receive no orders.
     pub replace_at: Option<Instant>,
-    /// Until when it has to be ready.
+    /// Deadline for becoming ready, after which it is killed.
     pub kill_at: Option<Instant>,
     pub ending: Option<Ending>,
     pub page_cache_helper: Option<PageCacheHelper>,
@@ -65,26 +66,26 @@ pub(super) enum WorkerPhase {
     /// Not ready yet.
     Starting,
     Serving,
-    /// Told to finish, or about to be gone.
+    /// Told to exit, or exiting by itself.
     Leaving,
 }
 
-/// Pauses between starts of a dying worker process.
+/// Restart delays of a dying worker process.
 #[derive(Default)]
 pub(super) struct Respawn {
     pub at: Option<Instant>,
-    /// The pause before the next start that has to wait.
+    /// Pause before the last delayed restart.
     pause: Duration,
-    /// The last deaths after which a start did not wait, [`DEATHS_MAX`] at most.
+    /// Times of the latest deaths that were followed by an immediate restart, at most [`DEATHS_MAX`].
     deaths: VecDeque<Instant>,
-    /// Worker processes that have died before they were ready, in a row.
+    /// Consecutive worker processes that died before they were ready.
     early_deaths: u32,
-    /// How often it has come to that.
+    /// Total number of restarts.
     pub count: u64,
 }
 
 impl Respawn {
-    /// Schedules a start and returns the pause before it.
+    /// Schedules a restart and returns the pause before it.
     fn schedule(&mut self, was_ready: bool, now: Instant) -> Duration {
         self.early_deaths = if was_ready { 0 } else { self.early_deaths + 1 };
         let pause = if self.early_deaths <= EARLY_DEATHS_MAX && self.count_death(now) {
@@ -98,7 +99,7 @@ impl Respawn {
         pause
     }
 
-    /// Counts a death; false if there were too many of late.
+    /// Counts a death; `false` if there were too many recently.
     fn count_death(&mut self, now: Instant) -> bool {
         self.deaths.retain(|&death| now.duration_since(death) < DEATHS_INTERVAL);
         let is_one_of_few = self.deaths.len() < DEATHS_MAX;
@@ -129,9 +130,8 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// Brings the secrets up to the present, and has secrets for these lifetimes beside those of the configuration and
-    /// of the one that is on its way.
-    /// Every worker process is told of changes; one that is started is told in any case.
+    /// Renews the secrets for the given lifetimes, those of the configuration and those of the one being loaded.
+    /// Changes are sent to all worker processes; a process that starts gets the secrets in any case.
     pub(super) fn renew_secrets(&mut self, lifetimes: &[u32]) {
         let mut lifetimes = lifetimes.to_vec();
         lifetimes.extend(&self.bundle.settings.secret_lifetimes);
@@ -140,12 +140,12 @@ impl<P: Program> Master<P> {
         }
         lifetimes.sort_unstable();
         lifetimes.dedup();
-        // Those for which much is made anew when they are gone come last.
+        // Drops the shortest lifetimes if there are too many: losing a long-lived secret causes more work.
         lifetimes.drain(..lifetimes.len().saturating_sub(SERIES_MAX));
         if self.secrets.renew(&lifetimes) {
             let message = self.secrets_message();
             for link in self.workers.iter_mut().filter_map(|worker| worker.link.as_mut()) {
-                // A lost link is seen and logged by the next look at it.
+                // A lost link is logged when it is next read.
                 let _ = link.send(&message);
             }
         }
@@ -168,7 +168,7 @@ impl<P: Program> Master<P> {
         }
         let page_cache_helper = self.start_page_cache_helper(bundle, &mut link);
         if let Err(error) = &sent {
-            // Without its link it ends, and SIGCHLD says so.
+            // Without its link the process exits, and SIGCHLD reports it.
             self.log.write(Level::Alert, &format!("the bundle could not be sent to worker process {pid}: {error}"));
         }
         let link = sent.is_ok().then_some(link);
@@ -177,14 +177,14 @@ impl<P: Program> Master<P> {
         Ok(WorkerProcess { pid, link, replace_at: None, kill_at, ending: None, page_cache_helper, phase })
     }
 
-    /// A worker process can do without.
+    /// Starts the page cache helper. A failure is logged; the worker process can do without it.
     fn start_page_cache_helper(&self, bundle: &Bundle, link: &mut Link) -> Option<PageCacheHelper> {
         if !self.program.has_page_cache_helper() {
             return None;
         }
         match PageCacheHelper::start(&self.executable, bundle) {
             Ok((helper, theirs)) => {
-                // A lost link is seen and logged by the next look at it.
+                // A lost link is logged when it is next read.
                 let _ = link.send_with(&Message::PageCacheHelper, &Arc::new(theirs));
                 Some(helper)
             }
@@ -222,7 +222,7 @@ impl<P: Program> Master<P> {
             Some(Reload::Replacing { bundle, worker }) if worker == pid => {
                 // The reload has brought a worker process back, which is wanted from now on.
                 self.resting = false;
-                // A lost one is replaced with what it had.
+                // A process that replaces one with a lost link has the same configuration.
                 let is_new = bundle.generation != self.bundle.generation;
                 self.acknowledge(bundle);
                 self.retire_all_but(pid);
@@ -243,7 +243,7 @@ impl<P: Program> Master<P> {
         let Some(late) = self.workers.iter_mut().find(is_late) else {
             return;
         };
-        // SIGCHLD tells the rest, unless the kernel holds it.
+        // SIGCHLD does the rest, unless the process is stuck in the kernel.
         late.kill_at = None;
         late.expect_gone(now);
         let pid = late.pid;
@@ -252,7 +252,8 @@ impl<P: Program> Master<P> {
         self.kill(pid, rustix::process::Signal::KILL);
     }
 
-    /// A worker process drains. Unless we told it to, somebody signalled it, and it has to be succeeded.
+    /// Handles a worker process that starts to drain. Unless the master ordered it, it was signalled from outside and
+    /// needs a successor.
     pub(super) fn handle_leaving(&mut self, pid: Pid) {
         let unasked = self.worker_mut(pid).filter(|worker| worker.phase != WorkerPhase::Leaving);
         let Some(worker) = unasked else { return };
@@ -262,9 +263,9 @@ impl<P: Program> Master<P> {
     }
 
     pub(super) fn reap(&mut self) {
-        // All of them: as process 1 of a container we inherit strangers too.
+        // Reaps all children: as process 1 of a container we inherit strangers, too.
         while let Ok(Some((pid, status))) = rustix::process::waitpid(None, WaitOptions::NOHANG) {
-            // Its last words come first: why it exited.
+            // Its last messages come first: they say why it exited.
             self.handle_links();
             self.handle_exit(pid, status);
         }
@@ -280,7 +281,7 @@ impl<P: Program> Master<P> {
             (Some(_), _, _) => WORKER_PROCESS,
             (None, true, _) => "reload helper",
             (None, false, true) => "new binary process",
-            // Or a helper that has done its work, or a stranger.
+            // A stuck process that was given up, a helper that has finished, or a stranger.
             (None, false, false) => return self.take_leave_of_held(pid, status),
         };
         self.log_exit(name, pid, status);
@@ -326,7 +327,7 @@ impl<P: Program> Master<P> {
         self.succeed(worker.phase);
     }
 
-    /// Sees to it that a worker process comes after one that is gone or leaves from this phase, if one is wanted.
+    /// Schedules a successor for a worker process that is gone or leaves, if one is wanted.
     fn succeed(&mut self, phase: WorkerPhase) {
         if self.stop.is_none() && !self.resting && !self.failed {
             self.schedule_respawn(phase != WorkerPhase::Starting);
@@ -341,10 +342,10 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// This process serves, but hears no orders any more. A successor with the same configuration takes over, and the
-    /// old one drains, as in a reload that needs a new process.
+    /// Replaces a process that serves but can receive no orders. A successor with the same configuration takes over,
+    /// and the old process drains, as in a reload that needs a new process.
     pub(super) fn replace_lost(&mut self, pid: Pid, now: Instant) {
-        // SIGCHLD may have been taken by somebody else, or be on its way.
+        // The child may have been reaped elsewhere, or its SIGCHLD may be on its way.
         let is_gone = match rustix::process::waitpid(Some(pid), WaitOptions::NOHANG) {
             Ok(Some((_, status))) => return self.handle_exit(pid, status),
             Ok(None) => false,
@@ -372,7 +373,7 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// The first start has failed: says why on the terminal and ends.
+    /// Handles a failed first start: reports the reason on the terminal and stops.
     pub(super) fn fail(&mut self, report: &Report) {
         if !std::mem::replace(&mut self.failed, true) {
             report.log_to(&*self.log);
@@ -382,7 +383,7 @@ impl<P: Program> Master<P> {
     }
 
     pub(super) fn kill(&self, pid: Pid, signal: rustix::process::Signal) {
-        // Not reaped yet, so the number is still its own.
+        // Not reaped yet, so the pid is still its own.
         if let Err(error) = rustix::process::kill_process(pid, signal) {
             let text = format!("kill({pid}, {}) failed{}", signal.as_raw(), errno_text(&error.into()));
             self.log.write(Level::Alert, &text);
@@ -404,7 +405,7 @@ mod tests {
         for pause in pauses {
             assert_eq!(respawn.schedule(true, begin + Duration::from_secs(30)), pause);
         }
-        // The first of them is a minute ago.
+        // The first of the deaths is a minute ago.
         assert_eq!(respawn.schedule(true, begin + Duration::from_secs(60)), Duration::ZERO);
         assert_eq!(respawn.schedule(true, begin + Duration::from_secs(60)), pauses[0]);
     }
