@@ -1,11 +1,12 @@
-//! The event loops of the worker process: what phase each is in, and what their events mean.
+//! The event loops of the worker process: their phases, and the handling of their events.
 //!
 //! ```text
 //!   SettingUp ──► Idle ──► Serving ──► Draining ──► Stopping ──► gone
 //!       └───────────┴─────────────────────────────────┘ not needed, or the process stops
 //! ```
 //!
-//! None is ever waited for: orders are left for it, and what it does with them comes as an event (`process/loops.rs`).
+//! The control thread never waits for a loop: it leaves orders for it, and results arrive as events
+//! (`process/loops.rs`).
 
 use gale_base::log_level::Level;
 use std::io;
@@ -32,17 +33,17 @@ pub(super) struct Loop<C> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LoopPhase {
-    /// Its thread sets it up.
+    /// Its thread is setting it up.
     SettingUp,
-    /// Set up, not yet part of the service.
+    /// Set up, but not yet serving.
     Idle,
-    /// Part of the service, or told to become that.
+    /// Serving, or told to start serving.
     Serving,
-    /// Accepts no more from some moment on; `until` bounds it.
+    /// Finishing its connections; it may still accept until `stopped_accepting`. `until` is the deadline.
     Draining {
         until: Option<Instant>,
         stopped_accepting: bool,
-        /// Its connections have been told to close.
+        /// True once its connections were told to close.
         expired: bool,
     },
     /// Told to end.
@@ -108,7 +109,7 @@ impl<P: Program> Control<P> {
         self.starting = workers;
     }
 
-    /// At the start.
+    /// Counts the loops that have started; reports readiness after the last one.
     fn handle_started(&mut self) {
         self.starting -= 1;
         if self.stop.is_none() && self.starting == 0 {
@@ -129,7 +130,8 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// The loops have theirs. Those of a reload that wants more are in another process.
+    /// Forbids new io_uring rings, since the loops have theirs. A reload that needs more loops uses another process for
+    /// them.
     fn forbid_rings(&self) {
         if let Origin::Master(_) = self.origin
             && self.bundle.settings.sandbox.is_on()
@@ -139,7 +141,7 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// Tells the loops that serve that all of them do, with the current configuration.
+    /// Tells the serving loops that all of them use the current configuration.
     pub(super) fn tell_settled(&self) {
         for each in self.loops.iter().filter(|each| each.phase == LoopPhase::Serving) {
             if !each.handle.order(Order::Settled) {
@@ -148,7 +150,7 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// Has the loops serve the idle connections that others pass on, once all of them serve.
+    /// Has the loops serve the idle connections that other processes pass on, once all of them serve.
     pub(super) fn receive_arrivals(&self) {
         let Some(arrivals) = self.arrivals.as_ref().filter(|_| self.started) else { return };
         for each in self.loops.iter().filter(|each| each.phase == LoopPhase::Serving) {
@@ -163,8 +165,8 @@ impl<P: Program> Control<P> {
         self.check_accepting();
     }
 
-    /// When no loop accepts any more, the sockets are closed, so that new connections are refused instead of waiting.
-    /// The master is told, each time that it asks: it may have copies.
+    /// Closes the sockets when no loop accepts any more, so that new connections are refused instead of being queued.
+    /// The master is told each time that it asks, because it may have copies.
     pub(super) fn check_accepting(&mut self) {
         let accepts = |each: &Loop<_>| match each.phase {
             LoopPhase::Draining { stopped_accepting, .. } => !stopped_accepting,
@@ -177,7 +179,7 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// Closes all listening sockets, whoever still has them.
+    /// Closes all listening sockets, including copies that stuck threads hold.
     pub(super) fn detach_all(&self) {
         let sockets = self.bundle.record.listeners.iter().flat_map(|listener| listener.sockets.iter().cloned());
         if let Err(error) = listen::detach(&self.null, sockets) {
@@ -185,8 +187,8 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// Bounds the draining of each loop: first its connections are closed in order, a little later the loop ends with
-    /// whatever is left.
+    /// Enforces the drain deadline of each loop: its connections are first closed in order; a little later the loop
+    /// ends with the remaining ones.
     pub(super) fn check_draining(&mut self) {
         let now = Instant::now();
         for each in &mut self.loops {
@@ -223,7 +225,7 @@ impl<P: Program> Control<P> {
                 self.give_up_growing(&bundle, message);
             }
             _ if !self.started => self.fail_to_start(message),
-            // The connections of that loop are lost, and its share of the sockets with it: only a new process helps.
+            // The connections of that loop are lost, and its share of the sockets, too: only a new process helps.
             _ => {
                 self.log.write(Level::Alert, &message);
                 self.exit_code = EXIT_FATAL;

@@ -1,6 +1,6 @@
-//! The worker process's end of the link: what the master orders, and what it is told.
+//! The worker process's end of the link: orders from the master and reports to it.
 //!
-//! A lost link ends nothing: the process serves on until it is signalled.
+//! If the link is lost, the process serves on until it is signalled.
 
 use gale_base::log_level::Level;
 use std::io;
@@ -13,15 +13,15 @@ use crate::errors::{Report, errno_text};
 use crate::link::{Message, Received};
 use crate::program::Program;
 
-/// How many worker processes before this one have died and were replaced.
+/// Number of earlier worker processes that died and were replaced.
 static RESPAWNED: AtomicU64 = AtomicU64::new(0);
 
-/// How many worker processes have died and were replaced.
+/// Returns how many worker processes died and were replaced.
 pub fn respawned() -> u64 {
     RESPAWNED.load(Ordering::Relaxed)
 }
 
-/// Why something did not come through the link.
+/// Reason why a message with descriptors could not be received.
 pub(super) const NO_ROOM: &str = "the worker process has too many open files to receive more (worker_rlimit_nofile)";
 
 impl<P: Program> Control<P> {
@@ -31,7 +31,7 @@ impl<P: Program> Control<P> {
                 return;
             };
             let flushed = link.flush();
-            // Everything that has come, also when nothing can be said any more.
+            // Read everything that has arrived, even if nothing can be sent any more.
             let received = match link.receive() {
                 Ok(None) => flushed.map(|()| None),
                 received => received,
@@ -77,7 +77,7 @@ impl<P: Program> Control<P> {
             Received::Status(socket) => self.tell_figures(socket),
             Received::Message(Message::Quit { is_last }) => {
                 self.begin_graceful_stop(is_last);
-                // If it had begun before, the master may not have been there to hear the end of it.
+                // If the stop had begun before, the master may have missed the report that accepting has ended.
                 self.check_accepting();
             }
             Received::Message(Message::Terminate) => self.begin_fast_stop(),
@@ -92,7 +92,7 @@ impl<P: Program> Control<P> {
         if let Origin::Master(Some(link)) = &mut self.origin
             && link.send(message).is_err()
         {
-            // Seen and logged by the next look at the link.
+            // Logged when the link is next read.
         }
     }
 

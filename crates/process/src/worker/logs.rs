@@ -1,7 +1,8 @@
-//! Log files of the worker process: opened again when the loops have written what they had gathered for the old ones.
+//! Log files of the worker process: reopened after the loops have written the lines they had buffered for the old
+//! files.
 //!
-//! The master sends the files opened, because this process may not be allowed to; without a master, or on a signal of
-//! its own, it opens what it may.
+//! The master sends the opened files, because this process may lack the permission. Without a master, or when signalled
+//! itself, the process opens the files that it may.
 
 use gale_base::log_level::Level;
 use std::collections::BTreeSet;
@@ -18,21 +19,21 @@ use crate::log_file::{self, LogHandle};
 use crate::loops::Order;
 use crate::program::Program;
 
-/// How long a change of log files waits for loops that still hold lines for the old ones.
+/// Time that reopening waits for loops that still buffer lines for the old files.
 const LOOPS_REOPEN_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long this process waits before it asks once more for logs that it had no descriptors for.
+/// Pause before this process asks again for log files that it had no free descriptors to receive.
 pub(super) const ASK_FOR_LOGS_PAUSE: Duration = Duration::from_secs(1);
 
-/// Log files are about to change; the loops write out what they have gathered first.
+/// A pending change of log files, while the loops flush their buffers.
 pub(super) struct Reopening {
     pub waiting: BTreeSet<u64>,
     pub until: Instant,
     pub logs: Reopened,
 }
 
-/// Who opens the files.
+/// Source of the new files.
 pub(super) enum Reopened {
-    /// This process, as far as it may.
+    /// Opened by this process, as far as permitted.
     Here,
     ByMaster(Vec<(PathBuf, OwnedFd)>),
 }
@@ -41,7 +42,7 @@ impl<P: Program> Control<P> {
     pub(super) fn begin_reopening(&mut self, logs: Reopened) {
         self.log.write(Level::Notice, "reopening logs");
         if let (Origin::Single(_), Some(Reload::Building { .. })) = (&self.origin, &self.reload) {
-            self.reopen_wanted = true; // what the builder has opened meanwhile is not known yet
+            self.reopen_wanted = true; // the files that the builder has opened meanwhile are not known yet
         }
         let logs = match (self.reopening.take().map(|earlier| earlier.logs), logs) {
             (Some(Reopened::ByMaster(mut earlier)), Reopened::ByMaster(logs)) => {
@@ -49,7 +50,7 @@ impl<P: Program> Control<P> {
                 Reopened::ByMaster(earlier)
             }
             (Some(Reopened::ByMaster(earlier)), Reopened::Here) => {
-                // What we may not be able to open ourselves.
+                // These may be files that this process cannot open itself.
                 self.replace_logs(earlier);
                 Reopened::Here
             }
@@ -61,7 +62,7 @@ impl<P: Program> Control<P> {
         self.check_reopening(None);
     }
 
-    /// Every loop has written out what it had, or is stuck: now the files change.
+    /// Changes the files once every loop has flushed its buffer or the timeout has passed.
     pub(super) fn check_reopening(&mut self, reopened: Option<u64>) {
         let Some(reopening) = &mut self.reopening else {
             return;
@@ -80,7 +81,7 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// A signal of our own, without the master's help: what we may open ourselves.
+    /// Reopens the files that this process may open, without the master's help.
     fn reopen_logs(&mut self) {
         let paths: BTreeSet<PathBuf> = self.open_logs().map(|log| log.path().to_owned()).collect();
         for path in paths {
@@ -91,7 +92,7 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// Those of the configuration, and of the one that is under way.
+    /// Logs of the current configuration and of the one being loaded.
     fn open_logs(&self) -> impl Iterator<Item = &LogHandle> {
         let coming = match &self.reload {
             Some(Reload::Building { logs, .. }) => logs.as_slice(),

@@ -1,18 +1,18 @@
 //! The worker process: one control thread (this folder) and an event loop per worker.
 //!
-//! The control thread only polls: signals, the link, events of the loops. It waits for no loop; whoever is stuck delays
-//! neither a fast stop nor the others. With `master_process off` the same control does what little a master does. Each
-//! round takes what has arrived, here, and every concept has a file of its own:
+//! The control thread only polls: signals, the link, events of the loops. It waits for no loop, so a stuck loop delays
+//! neither a fast stop nor the other loops. With `master_process off` the same thread does the few tasks that remain of
+//! a master's. Each round handles the pending events, in this file; every concept has a file of its own:
 //!
 //! ```text
 //!   start.rs          becomes the worker (limits, user, directory) and builds the first configuration
-//!   link.rs           what the master orders, and what it is told
+//!   link.rs           orders of the master and reports to it
 //!   event_loops.rs    the event loops: set up, serving, draining, ended
 //!   reload.rs         a new configuration: built, then taken over by every loop
-//!   retired.rs        configurations that were replaced, until nobody holds them
-//!   logs.rs           log files, opened again
-//!   status.rs         the figures, told to whoever asks over the control socket
-//!   stop.rs           the end, graceful or fast
+//!   retired.rs        replaced configurations, until their last user is gone
+//!   logs.rs           log files, reopened
+//!   status.rs         the statistics, sent to clients of the control socket
+//!   stop.rs           graceful and fast exit
 //! ```
 
 mod event_loops;
@@ -54,10 +54,10 @@ use super::signals::{Arrived, Signal, Signals, timespec};
 
 pub(super) use self::start::{forbid_core_files, run, run_single};
 
-/// Exit status that nginx's workers use for what another try would not mend.
+/// Exit status that nginx's workers use for errors that a restart would not fix.
 const EXIT_FATAL: u8 = 2;
 
-/// What a process without a master looks after itself.
+/// State of a process without a master.
 pub(super) struct Single {
     pub waiting: Option<Waiting>,
     pub notifier: Notifier,
@@ -65,15 +65,15 @@ pub(super) struct Single {
     pub passed: Vec<ListenerHandle>,
 }
 
-/// Who gives the orders.
+/// Source of orders.
 enum Origin {
-    /// The master, or nobody any more.
+    /// The master; `None` after its link was lost.
     Master(Option<Link>),
     /// `master_process off`
     Single(Single),
 }
 
-/// What the control thread hears from other threads of this process.
+/// Event from another thread of this process.
 enum Event<C> {
     Loop(u64, LoopEvent),
     Built(Box<Bundle>, Built<C>),
@@ -85,40 +85,40 @@ struct Control<P: Program> {
     program: Arc<P>,
     signals: Signals,
     log: Arc<dyn ErrorLog>,
-    /// /dev/null, for sockets to be closed under their holders.
+    /// /dev/null, put in the place of sockets that are closed while others hold them.
     null: OwnedFd,
     origin: Origin,
     events: Arc<Events<Event<P::Configuration>>>,
-    /// Number of the newest bundle that this process itself began to build: `master_process off`.
+    /// Generation of the newest bundle that this process began to build itself, with `master_process off`.
     generation: u64,
     bundle: Box<Bundle>,
     configuration: Arc<P::Configuration>,
     loops: Vec<Loop<P::Configuration>>,
     next_loop: u64,
     next_change: u64,
-    /// Builds that run.
+    /// Number of running builds.
     builders: usize,
-    /// Loops that were told to serve the first configuration and have not said yet that they do.
+    /// Number of loops that were told to serve the first configuration and have not confirmed it yet.
     starting: usize,
-    /// All of them do.
+    /// True once all loops serve.
     started: bool,
     reload: Option<Reload<P::Configuration>>,
     reload_wanted: bool,
     reopening: Option<Reopening>,
-    /// After the reload, once more.
+    /// True if logs are to be reopened once more after the reload.
     reopen_wanted: bool,
-    /// Reopened logs did not come through.
+    /// Time to ask again for reopened logs that could not be received.
     ask_for_logs_at: Option<Instant>,
     retired: Vec<Retired<P::Configuration>>,
-    /// Who takes idle connections when this process leaves.
+    /// The process that takes the idle connections when this one leaves.
     successor: Option<Successor>,
-    /// Where idle connections of others come.
+    /// Idle connections that other processes pass on.
     arrivals: Option<Arrivals>,
-    /// Told to leave to a successor that does not serve yet: waits for it until then.
+    /// Deadline for a successor that does not serve yet, once this process was told to leave.
     leave_at: Option<Instant>,
     stop: Option<Stop>,
     exit_code: u8,
-    /// `master_process off`: nobody else has secrets for this process.
+    /// Secrets of this process with `master_process off`; otherwise the master has them.
     secrets: SecretKeeper,
 }
 
@@ -195,11 +195,11 @@ impl<P: Program> Control<P> {
         if let Origin::Single(_) = self.origin {
             self.leave_single();
         }
-        // A thread that the kernel holds keeps all descriptors, and nobody would accept what they take. What a loop has
-        // told the kernel to watch stays open even so: that is the master's.
+        // A thread stuck in the kernel keeps all descriptors open, and connections to its listening sockets would never
+        // be accepted. Sockets that a loop has registered with the kernel stay open even so: the master handles those.
         self.detach_all();
         self.tell_master(&Message::Ending);
-        // Not a return from main: a stuck thread must not be waited for, nor run against destructors of statics.
+        // Not a return from main, which would wait for a stuck thread or run destructors of statics beside it.
         process::exit(self.exit_code.into())
     }
 
@@ -213,7 +213,7 @@ impl<P: Program> Control<P> {
         let awaited = self.successor.as_ref().filter(|_| self.leave_at.is_some());
         polled.extend(awaited.map(|successor| PollFd::new(successor.descriptor(), PollFlags::IN)));
         let timeout = self.next_deadline().map(|at| timespec(at.saturating_duration_since(Instant::now())));
-        // An interrupted wait is a short one.
+        // An interrupted wait only ends early.
         let _ = rustix::event::poll(&mut polled, timeout.as_ref());
     }
 
@@ -251,7 +251,7 @@ impl<P: Program> Control<P> {
             .min()
     }
 
-    /// Without a master the secrets are this process's own.
+    /// Renews the process's own secrets, which it has only without a master.
     fn renew_secrets(&mut self) {
         if let Origin::Single(_) = self.origin
             && self.secrets.renew(&self.bundle.settings.secret_lifetimes)
@@ -262,7 +262,7 @@ impl<P: Program> Control<P> {
 
     fn handle_signal(&mut self, arrived: &Arrived) {
         let single = matches!(self.origin, Origin::Single(_));
-        // On a terminal every change of its size sends WINCH to the whole process group.
+        // On a terminal, every change of its size sends WINCH to the whole process group.
         let stops_accepting = !single && self.bundle.settings.daemon;
         let action = match arrived.signal {
             Signal::Quit => ", shutting down",
@@ -276,7 +276,7 @@ impl<P: Program> Control<P> {
         self.log.write(Level::Notice, &arrived.message(action));
         match action {
             ", shutting down" => {
-                // With a master that lives, another worker process follows.
+                // If a master lives, it starts another worker process.
                 let is_last = !matches!(self.origin, Origin::Master(Some(_)));
                 self.begin_graceful_stop(is_last);
             }

@@ -5,8 +5,8 @@
 //!                 │ refused                │ refused      │ "prepared"      │ "committed"
 //! ```
 //!
-//! One at a time, and each step is bounded: a build that takes too long is given up, a loop that is stuck is left
-//! behind. Until "prepared" the old configuration serves on as if nothing had been; from there on there is no way back.
+//! One reload runs at a time, and each step is bounded: a build that takes too long is given up, a stuck loop is left
+//! behind. Until "prepared" the old configuration serves undisturbed; after it there is no way back.
 
 use gale_base::log_level::Level;
 use std::collections::BTreeSet;
@@ -30,18 +30,18 @@ use crate::program::{BuildRequest, Built, Program, WorkerSlot};
 use crate::system::{self, SystemResources};
 use crate::{activation, helper, pid_file};
 
-/// Longest time that a build may take. `master_process off` may have to wait for slow name servers meanwhile.
+/// Maximum time of a build. With `master_process off` it may have to wait for slow name servers.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(90);
-/// Builds that run at the same time: one that was given up may still be under way.
+/// Maximum number of simultaneous builds: one that was given up may still run.
 const BUILDERS_MAX: usize = 3;
-/// Longest time that new loops may take to be set up.
+/// Maximum time to set up new loops.
 const GROW_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a loop may take to change over before it counts as stuck.
+/// Maximum time for a loop to change over before it is treated as stuck.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where a reload stands. See the head of the file.
+/// Stage of a reload; see the head of the file.
 pub(super) enum Reload<C> {
-    /// `logs` are those of the bundle, which the builder has.
+    /// `logs` are those of the bundle, which the builder owns.
     Building {
         generation: u64,
         logs: Vec<LogHandle>,
@@ -60,10 +60,10 @@ pub(super) enum Reload<C> {
     },
 }
 
-/// A change that the loops have been told of.
+/// A change that the loops were told to make.
 pub(super) struct ChangeOver {
     pub number: u64,
-    /// Loops that serve after it.
+    /// Number of loops that serve after it.
     pub workers: usize,
     pub waiting: BTreeSet<u64>,
     pub until: Instant,
@@ -83,7 +83,7 @@ impl<P: Program> Control<P> {
             return self.tell_refused(generation, Report::new(Level::Emerg, why));
         }
         bundle.adopt(&self.bundle);
-        // Those of its sandbox hold for this process.
+        // The sandbox of this process stays as it is.
         bundle.record.places.clear();
         let program = Arc::clone(&self.program);
         let logs = bundle.record.logs.clone();
@@ -120,7 +120,7 @@ impl<P: Program> Control<P> {
         });
     }
 
-    /// Runs a build on a thread of its own.
+    /// Runs a build on its own thread.
     fn build(
         &mut self,
         generation: u64,
@@ -146,18 +146,18 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// A build has ended; true when it is still waited for.
+    /// Handles the end of a build; true if the reload still waits for it.
     pub(super) fn has_awaited(&mut self, built: u64) -> bool {
         self.builders -= 1;
         let awaited = matches!(&self.reload, Some(Reload::Building { generation, .. }) if *generation == built);
         if !awaited {
-            // A wanted reload may have waited for room among the builders.
+            // A requested reload may have waited for a free builder.
             self.take_up_wanted_reload();
         }
         awaited
     }
 
-    /// The configuration is good; first the loops it needs more.
+    /// Starts the additional loops that a valid new configuration needs.
     pub(super) fn begin_growing(&mut self, bundle: Box<Bundle>, configuration: P::Configuration) {
         if self.stop.is_some() {
             self.reload = None;
@@ -194,7 +194,7 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// Acknowledges, then changes every loop over.
+    /// Reports "prepared", then changes every loop over.
     fn commit(&mut self, bundle: Box<Bundle>, configuration: Arc<P::Configuration>) {
         let generation = bundle.generation;
         if let Some(limit) = bundle.settings.rlimit_nofile
@@ -207,7 +207,7 @@ impl<P: Program> Control<P> {
         let previous = std::mem::replace(&mut self.bundle, bundle);
         self.renew_secrets();
         if let Origin::Single(_) = &self.origin {
-            // As the master does it: before the last look at the sockets.
+            // Like the master: before the last accept on the sockets.
             system::remove_old_socket_files(&previous.own_addresses(), &self.bundle, &*self.log);
         }
         let old = std::mem::replace(&mut self.configuration, configuration);
@@ -239,7 +239,7 @@ impl<P: Program> Control<P> {
         ChangeOver { number, workers, waiting, until: Instant::now() + COMMIT_TIMEOUT }
     }
 
-    /// A loop has carried out this change, or could not.
+    /// Handles a loop that has made this change or has failed to.
     pub(super) fn continue_committing(&mut self, settled: Option<(u64, u64)>) {
         let Some(Reload::Committing { change, .. }) = &mut self.reload else {
             return;
@@ -255,7 +255,7 @@ impl<P: Program> Control<P> {
         let workers = change.workers;
         let serving = self.loops.iter().filter(|each| each.phase == LoopPhase::Serving).count();
         if (1..workers).contains(&serving) {
-            // Some could not start; sockets that were theirs need others.
+            // Some loops could not start; their sockets are distributed among the others.
             let again = self.change_over(serving);
             if let Some(Reload::Committing { change, .. }) = &mut self.reload {
                 *change = again;
@@ -267,7 +267,7 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// Every loop uses the new configuration: lets go of what only the old one had.
+    /// Releases the resources that only the old configuration used, once every loop uses the new one.
     fn settle(&mut self, generation: u64, previous: &Bundle, workers: usize) {
         let until = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
         for each in self.loops.iter_mut().filter(|each| each.phase == LoopPhase::Serving && each.worker >= workers) {
@@ -277,7 +277,7 @@ impl<P: Program> Control<P> {
         self.tell_settled();
         let mut removed = self.bundle.sockets_removed_since(previous);
         if let Origin::Single(single) = &self.origin {
-            // They are kept, for a later configuration.
+            // They are kept for a later configuration.
             let is_passed = |socket: &Arc<OwnedFd>| {
                 single.passed.iter().flat_map(|kept| &kept.sockets).any(|kept| Arc::ptr_eq(kept, socket))
             };
@@ -305,7 +305,7 @@ impl<P: Program> Control<P> {
         self.finish_reload();
     }
 
-    /// Gives up what takes too long.
+    /// Gives up a stage whose deadline has passed.
     pub(super) fn check_reload(&mut self) {
         let now = Instant::now();
         match self.reload.take() {
@@ -341,7 +341,7 @@ impl<P: Program> Control<P> {
         self.refuse(bundle.generation, Report::new(Level::Emerg, message));
     }
 
-    /// A master does that itself, when it is refused.
+    /// Removes the socket files of a refused bundle. With a master, the master does that.
     pub(super) fn abandon(&self, bundle: &Bundle) {
         if let Origin::Single(_) = self.origin {
             system::remove_rejected_socket_files(bundle, &self.bundle, &*self.log);

@@ -1,8 +1,8 @@
-//! How a worker process begins: takes its bundle, becomes the worker (limits, user, directory), builds, then runs the
-//! control.
+//! Start of a worker process: receives its bundle, becomes the worker (limits, user, directory), builds the
+//! configuration, then runs the control thread.
 //!
-//! What cannot be done is refused with the reason, over the link, and ends the process. The user changes before the
-//! first thread is started.
+//! A failure is reported over the link with its reason and ends the process. The user changes before the first thread
+//! is started.
 
 use gale_base::log_level::Level;
 use std::io;
@@ -25,7 +25,7 @@ use crate::sandbox::OpenPlace;
 use crate::settings::ProcessSettings;
 use crate::signals::Signals;
 
-/// Longest wait for the first bundle.
+/// Maximum wait for the first bundle.
 const BUNDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs the worker process on the link to its master.
@@ -70,7 +70,7 @@ pub(crate) fn run<P: Program>(program: P, signals: Signals, mut link: Link) -> E
     }
 }
 
-/// The first bundle, or what has come in its place. Secrets come before it.
+/// Returns the first bundle or the unexpected message received instead. Secrets precede it.
 fn wait_for_bundle<P: Program>(program: &P, link: &mut Link) -> io::Result<Received> {
     let deadline = Instant::now() + BUNDLE_TIMEOUT;
     loop {
@@ -100,11 +100,11 @@ pub(crate) fn run_single<P: Program>(
     }
 }
 
-/// The kernel takes 8 bytes for each: half a megabyte.
+/// Maximum number of descriptors to reserve. The kernel uses 8 bytes for each: half a megabyte.
 const DESCRIPTORS_RESERVED_MAX: u64 = 65_536;
 
-/// Becomes the worker: limits, user, directory, sandbox; then builds. The user and its rights change before the
-/// first thread.
+/// Becomes the worker: limits, user, directory, sandbox; then builds. The user and its rights change before the first
+/// thread.
 fn prepare<P: Program>(program: &P, bundle: &mut Bundle, log: &dyn ErrorLog) -> Result<P::Configuration, Report> {
     let emerg = |message: String| Report::new(Level::Emerg, message);
     let kept = KeptLog::default();
@@ -112,8 +112,7 @@ fn prepare<P: Program>(program: &P, bundle: &mut Bundle, log: &dyn ErrorLog) -> 
     let became = become_worker(&bundle.settings, places, &kept);
     kept.pass_on(log);
     became.map_err(emerg)?;
-    // On a thread of its own, as in a reload: the allocator then finds the memory of
-    // this build again for the next one.
+    // On its own thread, as in a reload: the allocator can then reuse the memory of this build for the next one.
     let built = thread::scope(|scope| {
         let build = || helper::guarded(|| program.build(&bundle.request, &mut bundle.resources()));
         let builder = thread::Builder::new().name("builder".into()).spawn_scoped(scope, build);
@@ -147,14 +146,14 @@ fn become_worker(settings: &ProcessSettings, places: Vec<OpenPlace>, log: &dyn E
         std::env::set_current_dir(directory)
             .map_err(|error| format!("chdir(\"{}\") failed{}", directory.display(), errno_text(&error)))?;
     }
-    // Nothing that it starts is more than it is, with a sandbox or without.
+    // Child processes gain no privileges, with a sandbox or without.
     rustix::thread::set_no_new_privs(true)
         .map_err(|error| format!("prctl(PR_SET_NO_NEW_PRIVS) failed{}", errno_text(&error.into())))?;
     let dumps_core = settings.rlimit_core.is_some_and(|limit| limit > 1);
     settings.sandbox.enter(places, dumps_core, log)
 }
 
-/// Core files are as large as the configuration says, after [`forbid_core_files`].
+/// Allows core files up to the configured size, after [`forbid_core_files`].
 fn allow_core_files(settings: &ProcessSettings, log: &dyn ErrorLog) {
     let Some(limit) = settings.rlimit_core else { return };
     let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
@@ -163,20 +162,20 @@ fn allow_core_files(settings: &ProcessSettings, log: &dyn ErrorLog) {
     }
 }
 
-/// This process and those that it starts leave no core files: the keys of certificates would be in them. The kernel
+/// Forbids core files of this process and its children, because they would contain the keys of certificates. The kernel
 /// ignores a limit of 0 where it passes core files to a program (`kernel.core_pattern`, core(5)); a limit of one byte,
-/// which no core file keeps, forbids both kinds (`fs/coredump.c`).
+/// too small for any core file, forbids both kinds (`fs/coredump.c`).
 pub(crate) fn forbid_core_files() {
     let limits = rustix::process::getrlimit(Resource::Core);
     let current = limits.maximum.map_or(1, |maximum| maximum.min(1));
-    // To lower a limit is always allowed.
+    // Lowering a limit is always permitted.
     let _ = rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(current), ..limits });
 }
 
 pub(super) fn limit_descriptors(limit: u64, log: &dyn ErrorLog) {
     let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
     if rustix::process::getrlimit(Resource::Nofile) == limits {
-        return; // the master may have set it for us, which we might not be allowed to
+        return; // the master may have set it for us, which we might lack the permission for
     }
     if let Err(error) = rustix::process::setrlimit(Resource::Nofile, limits) {
         log.write(Level::Alert, &format!("setrlimit(RLIMIT_NOFILE, {limit}) failed{}", errno_text(&error.into())));
@@ -184,12 +183,12 @@ pub(super) fn limit_descriptors(limit: u64, log: &dyn ErrorLog) {
     reserve_descriptors();
 }
 
-/// Has the kernel make its table of descriptors as large as it may become. It doubles it when it is full, and once
-/// threads share it whoever asked for a descriptor (an accept, an open on an event loop) waits for all processors
-/// meanwhile, some 20 ms (`synchronize_rcu` in `expand_files`).
+/// Has the kernel allocate its table of descriptors at full size. The kernel doubles the table when it is full; once
+/// threads share it, the call that needs a descriptor (an accept, an open on an event loop) then waits for all
+/// processors, some 20 ms (`synchronize_rcu` in `expand_files`).
 fn reserve_descriptors() {
     let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).min(DESCRIPTORS_RESERVED_MAX);
     let last = i32::try_from(limit).map_or(0, |limit| limit - 1);
-    // It is closed at once, and the table never shrinks. Where it fails, the table grows as it is needed.
+    // The descriptor is closed at once; the table never shrinks. If this fails, the table grows on demand.
     let _ = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), last);
 }

@@ -1,7 +1,7 @@
-//! The figures, told to whoever asks over the control socket.
+//! The statistics of the worker process, sent to clients of the control socket.
 //!
-//! The master has passed on the socket. A thread of its own gathers the figures and sends them, so that neither the
-//! control thread nor a loop waits for a long list or for a reader that is slow.
+//! The master passes on the client's socket. A separate thread collects and sends the statistics, so that neither the
+//! control thread nor a loop waits for a long list or a slow reader.
 
 use gale_base::log_level::Level;
 use std::io::{self, Write};
@@ -17,19 +17,19 @@ use crate::control::Ending;
 use crate::errors::errno_text;
 use crate::program::Program;
 
-/// The most who are told at once: each holds the whole text.
+/// Maximum number of simultaneous clients: each holds the whole text.
 const ASKING_MAX: usize = 4;
 
-/// How long a reader may take for all of it.
+/// Maximum time for a client to read the whole answer.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How much is sent between two looks at the time.
+/// Bytes sent between two checks of the deadline.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// How many are being told.
+/// Number of clients being answered.
 static ASKING: AtomicUsize = AtomicUsize::new(0);
 
-/// One of those that are being told, until it is dropped.
+/// A client being answered; dropping it frees its place.
 struct Asker;
 
 impl Asker {
@@ -47,7 +47,8 @@ impl Drop for Asker {
 }
 
 impl<P: Program> Control<P> {
-    /// `socket` is none when this process had no room for its descriptor: who asks sees it closed.
+    /// Answers a client. `socket` is `None` if this process had no free descriptor for it: the client sees the
+    /// connection closed.
     pub(super) fn tell_figures(&self, socket: Option<OwnedFd>) {
         let Some(socket) = socket else { return };
         let mut stream = UnixStream::from(socket);
@@ -56,10 +57,10 @@ impl<P: Program> Control<P> {
         let tell = move || {
             let _asker = asker;
             let figures = program.figures(&configuration);
-            // Not held for as long as somebody reads.
+            // Released before sending, since the client may read slowly.
             drop(configuration);
             match figures {
-                // Whoever has left hears nothing.
+                // A disconnected client is ignored.
                 Some(text) => drop(send(&mut stream, Ending::Done, &text)),
                 None => refuse(&mut stream, "this program provides none"),
             }
@@ -71,11 +72,11 @@ impl<P: Program> Control<P> {
 }
 
 fn refuse(stream: &mut UnixStream, why: &str) {
-    // Fits into a fresh socket.
+    // Fits into the buffer of a fresh socket.
     let _ = send(stream, Ending::Refused, &format!("{why}\n"));
 }
 
-/// Sends an answer, unless that takes too long. The socket is set to wait, as it may not have been.
+/// Sends an answer before the deadline, in blocking mode, which the socket may not have been in.
 fn send(stream: &mut UnixStream, ending: Ending, text: &str) -> io::Result<()> {
     let until = Instant::now() + SEND_TIMEOUT;
     stream.set_nonblocking(false)?;

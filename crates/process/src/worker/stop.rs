@@ -1,4 +1,4 @@
-//! The end of the worker process: graceful or fast, and in either case bounded against loops that are stuck.
+//! Exit of the worker process: graceful or fast, both bounded in case loops are stuck.
 //!
 //! ```text
 //!   (waits for a successor)
@@ -23,12 +23,12 @@ use crate::pid_file;
 use crate::program::Program;
 use crate::system;
 
-/// How long a graceful stop is put off for a successor that has started and does not serve yet: one that reads a large
-/// configuration, say. A binary that knows nothing of this never says that it serves.
+/// Maximum delay of a graceful stop for a successor that has started but does not serve yet, for example because it
+/// reads a large configuration. A binary without this protocol never reports that it serves.
 const SUCCESSOR_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a fast stop waits for the loops to end, so that what they hold is dropped in order.
+/// Time that a fast stop waits for the loops to end, so that their resources are dropped in order.
 pub(super) const LOOPS_STOP_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long it then waits for `Program::finish`.
+/// Time that it then waits for `Program::finish`.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) enum Stop {
@@ -52,8 +52,8 @@ impl<P: Program> Control<P> {
         self.begin_fast_stop();
     }
 
-    /// `is_last`: nobody else accepts at the sockets then. Otherwise a successor that is not there yet is waited for,
-    /// so that it gets the idle connections.
+    /// Starts a graceful stop. `is_last`: no other process accepts on the sockets afterwards. Otherwise the stop waits
+    /// for a successor that is still starting, so that it gets the idle connections.
     pub(super) fn begin_graceful_stop(&mut self, is_last: bool) {
         if self.stop.is_some() {
             return;
@@ -63,17 +63,17 @@ impl<P: Program> Control<P> {
             return;
         }
         self.leave_at = None;
-        // At the start one loop may have clients before another one serves.
+        // During the start, one loop may have clients before another one serves.
         if !self.loops.iter().any(|each| each.phase == LoopPhase::Serving) {
             return self.begin_fast_stop();
         }
         self.log.write(Level::Notice, "gracefully shutting down");
-        // If it was not the master who wanted that, it starts a successor at once.
+        // If the master did not order it, it starts a successor at once.
         self.tell_master(&Message::Leaving);
         if let Origin::Single(single) = &self.origin {
             single.notifier.stopping();
         }
-        // A binary that knows nothing of this takes nothing.
+        // A binary without this protocol takes no connections.
         let successor = self.successor.take().filter(|successor| !is_last && successor.is_there());
         let until = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
         self.stop = Some(Stop::Graceful { until });
@@ -96,7 +96,7 @@ impl<P: Program> Control<P> {
         self.successor.as_ref().is_some_and(Successor::is_awaited)
     }
 
-    /// Leaves when the successor serves, is gone, or takes too long.
+    /// Starts the stop when the successor serves, is gone, or takes too long.
     pub(super) fn check_leaving(&mut self) {
         if self.leave_at.is_some_and(|at| at <= Instant::now() || !self.awaits_successor()) {
             self.begin_graceful_stop(false);
@@ -123,13 +123,13 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// Moves the stop on; true when the process is to end.
+    /// Advances the stop; true when the process is to exit.
     pub(super) fn check_stop(&mut self) -> bool {
         let now = Instant::now();
         match self.stop {
             None => false,
             Some(Stop::Graceful { until }) => {
-                // The loops bound themselves, see `check_draining`; this is for one that is stuck.
+                // Loops have their own deadline, see `check_draining`; this one is for a stuck loop.
                 let until = until.map(|until| until + 2 * LOOPS_STOP_TIMEOUT);
                 let timed_out = until.is_some_and(|until| until <= now);
                 if self.loops.is_empty() {
