@@ -1,33 +1,33 @@
-//! The system calls of worker processes: three lists, and the filters that they make.
+//! The system calls of worker processes: three lists, and the filters made from them.
 //!
 //! ```text
-//!   allowed   what serving needs                               carried out
-//!   fatal     no worker process makes them, an attacker may    end the process (SIGSYS)
-//!   others    harmless, or unknown to this version of Gale     fail with ENOSYS
+//!   allowed   needed for serving                                        executed
+//!   fatal     never made by a worker process, useful to an attacker     end the process (SIGSYS)
+//!   others    harmless, or unknown to this version of Gale              fail with ENOSYS
 //! ```
 //!
-//! A C library that is newer than Gale tries a new call, gets ENOSYS and does with the older one, as on an older
-//! kernel. Several filters make these answers: the kernel takes the strictest one. clone3(2), whose arguments a filter
-//! cannot see, always fails so, and threads are made by clone(2), of which nothing but threads is allowed.
+//! A C library that is newer than Gale tries a new call, gets ENOSYS and falls back to the older one, as on an older
+//! kernel. Several filters give these answers: the kernel applies the strictest one. clone3(2), whose arguments a
+//! filter cannot see, always fails with ENOSYS; threads are made with clone(2), which is allowed for threads only.
 
 use std::io;
 
 use gale_runtime::seccomp::{Answer, Filter, With};
 
-/// Numbers that the crate libc has no name for yet.
+/// Numbers that the crate libc does not define yet.
 const CACHESTAT: libc::c_long = 451;
 const FUTEX_WAITV: libc::c_long = 449;
 
-/// A system call by name, as `SYS_NAME`.
+/// Name and number of a system call; the name as `SYS_NAME`.
 type Call = (&'static str, libc::c_long);
 
 macro_rules! calls {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), libc::$name)),*] };
 }
 
-/// Allowed whatever their arguments are.
+/// Allowed with any arguments.
 const ALLOWED: &[Call] = calls![
-    // Sockets and the loop.
+    // Sockets and the event loop.
     SYS_accept,
     SYS_accept4,
     SYS_bind,
@@ -115,7 +115,7 @@ const ALLOWED: &[Call] = calls![
     SYS_umask,
     SYS_unlinkat,
     SYS_utimensat,
-    // Memory. Machine code is made by PCRE.
+    // Memory. PCRE generates machine code.
     SYS_brk,
     SYS_get_mempolicy,
     SYS_madvise,
@@ -181,7 +181,7 @@ const ALLOWED: &[Call] = calls![
     SYS_uname,
 ];
 
-/// The older forms, which C libraries use on processors that have them.
+/// Older forms, which C libraries use on processors that have them.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_OLDER: &[Call] = calls![
     SYS_access,
@@ -211,7 +211,7 @@ const ALLOWED_OLDER: &[Call] = calls![
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_OLDER: &[Call] = &[];
 
-/// A worker process that makes one of these is not Gale any more.
+/// Calls that no worker process of Gale makes: one that makes them is under an attacker's control.
 const FATAL: &[Call] = calls![
     // Other programs, other processes.
     SYS_execve,
@@ -222,7 +222,7 @@ const FATAL: &[Call] = calls![
     SYS_process_vm_readv,
     SYS_process_vm_writev,
     SYS_ptrace,
-    // Other rights.
+    // Other privileges.
     SYS_capset,
     SYS_setfsgid,
     SYS_setfsuid,
@@ -282,7 +282,7 @@ const FATAL_OLDER: &[Call] = calls![SYS_fork, SYS_ioperm, SYS_iopl, SYS_modify_l
 #[cfg(not(target_arch = "x86_64"))]
 const FATAL_OLDER: &[Call] = &[];
 
-/// Families of sockets that workers have: the last is how the C library asks for the machine's addresses.
+/// Families of sockets that workers use; the C library uses the last one to get the machine's addresses.
 const FAMILIES: [i32; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
 /// Options of prctl(2) that workers use: names of threads and of memory, huge pages, core files, filters.
@@ -321,23 +321,23 @@ const THREAD: u32 = libc::CLONE_THREAD as u32;
 /// Treatment of calls that are not allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Strictness {
-    /// Fatal ones end the process, others fail.
+    /// Fatal calls end the process, others fail.
     Enforced,
-    /// A signal handler is told of each of them first.
+    /// A signal handler is called first for each of them.
     Diagnosed,
 }
 
 /// Restricts the calling thread and those that it starts.
 ///
 /// # Errors
-/// The kernel's.
+/// Error of the kernel.
 pub(super) fn restrict(strictness: Strictness) -> io::Result<()> {
     let (of_fatal, of_others) = match strictness {
         Strictness::Enforced => (Answer::End, Answer::Fail(libc::ENOSYS)),
         Strictness::Diagnosed => (Answer::Signal, Answer::Signal),
     };
     let process = rustix::process::getpid().as_raw_nonzero().get() as u32;
-    // The C library tries it for each thread, with all signals blocked: a handler could not be told.
+    // The C library tries it for each thread with all signals blocked, so the handler could not run.
     let clone3 = [(libc::SYS_clone3, With::Anything)];
     let others = Filter::new(allowed(process).chain(clone3), Answer::Allow, of_others)?;
     let fatal = Filter::new(fatal(), of_fatal, Answer::Allow)?;
@@ -347,20 +347,20 @@ pub(super) fn restrict(strictness: Strictness) -> io::Result<()> {
     others.enter()
 }
 
-/// From now on no thread of this process makes a ring.
+/// Forbids all threads of this process to create io_uring rings from now on.
 ///
 /// # Errors
-/// The kernel's.
+/// Error of the kernel.
 pub(super) fn forbid_rings() -> io::Result<()> {
     let setup = [(libc::SYS_io_uring_setup, With::Anything)];
     Filter::new(setup, Answer::Fail(libc::EPERM), Answer::Allow)?.enter_in_all_threads()
 }
 
-/// The name of a call that ends the process.
+/// Returns the name of a call that ends the process.
 pub(super) fn name_of_fatal(number: libc::c_long) -> Option<&'static str> {
     let is_it = |call: &&Call| call.1 == number;
     let name = FATAL.iter().chain(FATAL_OLDER).find(is_it).map(|(name, _)| *name);
-    // A process that is not a thread.
+    // Fatal when it creates a process instead of a thread.
     let name = name.or((number == libc::SYS_clone).then_some("SYS_clone"));
     name.map(|name| name.strip_prefix("SYS_").unwrap_or(name))
 }
@@ -378,7 +378,7 @@ fn allowed(process: u32) -> impl Iterator<Item = (libc::c_long, With)> {
         (CACHESTAT, With::Anything),
         (FUTEX_WAITV, With::Anything),
     ];
-    // The process may end itself (abort(3)), and no other.
+    // The process may signal itself (abort(3)), but no other.
     let signals = [libc::SYS_kill, libc::SYS_tgkill].map(|number| (number, With::Argument(0, process)));
     let limits = [0, process].map(first(libc::SYS_prlimit64));
     let families = FAMILIES.map(|family| family as u32).map(first(libc::SYS_socket));

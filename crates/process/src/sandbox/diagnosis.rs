@@ -1,24 +1,24 @@
 //! `sandbox auto diagnose`: names the system calls that are not allowed.
 //!
-//! The filters send SIGSYS in place of their answers. The handler writes a line to standard error, which is the first
-//! error log, and then does what the filter would have done: it ends the process, or lets the call fail with ENOSYS.
-//! It allocates nothing and takes no lock.
+//! The filters send SIGSYS instead of giving their answers. The handler writes a line to standard error, which is the
+//! first error log, and then gives the filter's answer: it ends the process, or lets the call fail with ENOSYS. It
+//! allocates nothing and takes no lock.
 
 use std::io;
 use std::mem::MaybeUninit;
 
 use super::calls;
 
-/// Has the handler in place before the filters are.
+/// Installs the handler. Call this before the filters are installed.
 ///
 /// # Errors
-/// sigaction(2)'s.
+/// Error of sigaction(2).
 pub(super) fn install() -> io::Result<()> {
     // SAFETY: all zeros are a valid `sigaction`: no flags and an empty mask.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = handle as *const () as libc::sighandler_t;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-    // SAFETY: the handler has the form that SA_SIGINFO asks for, and is safe to call at any moment (see below).
+    // SAFETY: the handler has the signature that SA_SIGINFO requires, and may be called at any moment (see below).
     let code = unsafe { libc::sigaction(libc::SIGSYS, &action, std::ptr::null_mut()) };
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -35,7 +35,7 @@ struct SystemCallInfo {
 }
 
 extern "C" fn handle(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes what belongs to SIGSYS, which has this layout.
+    // SAFETY: the kernel passes the information of SIGSYS, which has this layout.
     let number = unsafe { (*info.cast::<SystemCallInfo>()).number };
     let name = calls::name_of_fatal(number.into());
     let mut line = Line::new();
@@ -59,7 +59,7 @@ extern "C" fn handle(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
 
 /// Ends the process as the filter would have.
 fn end() -> ! {
-    // SAFETY: they change the action of a signal, send it to this thread, and end the process if it is blocked.
+    // SAFETY: the calls change the action of a signal, send it to this thread, and end the process if it is blocked.
     unsafe {
         libc::signal(libc::SIGSYS, libc::SIG_DFL);
         let mut signals = MaybeUninit::uninit();
@@ -76,7 +76,7 @@ fn end() -> ! {
 /// `context` is the `ucontext_t` of the handler.
 unsafe fn fail_with_enosys(context: *mut libc::c_void) {
     let context = context.cast::<libc::ucontext_t>();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let registers = unsafe { &mut (*context).uc_mcontext };
     #[cfg(target_arch = "x86_64")]
     {
@@ -123,7 +123,7 @@ impl Line {
     }
 
     fn write(&self) {
-        // SAFETY: the bytes are this value's own. A failure can be told nowhere.
+        // SAFETY: the bytes are this value's own. A failure cannot be reported anywhere.
         unsafe { libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.length) };
     }
 }

@@ -1,11 +1,11 @@
-//! Landlock: which files and TCP ports a thread, and those that it starts, may reach, whoever's rights it has.
+//! Landlock: restricts the files and TCP ports that a thread and its children can reach, whatever privileges they have.
 //! (<https://docs.kernel.org/userspace-api/landlock.html>)
 //!
 //! A domain handles some kinds of access, and denies them except where a rule allows them. Descriptors that were open
 //! before are not affected: log files and listening sockets come from the master.
 //!
-//! Three system calls, made here: a rule needs nothing but a descriptor. The crate landlock asks for the kind of each
-//! (fstat), which a file system that hangs does not answer.
+//! The three system calls are made directly, because a rule needs only a descriptor. The crate landlock queries the
+//! type of each descriptor (fstat), which blocks on a file system that hangs.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,16 +14,16 @@ use gale_runtime::RingOptions;
 
 use super::places::OpenPlace;
 
-/// The first version with which files can be moved from one directory to another (Linux 5.19).
+/// First version that supports moving files between directories (Linux 5.19).
 const VERSION_MIN: i32 = 2;
 
-/// The first version that can forbid truncating (Linux 6.2).
+/// First version that can forbid truncating (Linux 6.2).
 const VERSION_WITH_TRUNCATE: i32 = 3;
 
-/// The first version that knows TCP ports (Linux 6.7).
+/// First version that supports TCP ports (Linux 6.7).
 const VERSION_WITH_PORTS: i32 = 4;
 
-/// The versions, by the kernels that brought them.
+/// Versions by the first kernel that supports them.
 const KERNELS: [((u16, u16), i32); 7] =
     [((5, 13), 1), ((5, 19), 2), ((6, 2), 3), ((6, 7), 4), ((6, 10), 5), ((6, 12), 6), ((6, 15), 7)];
 
@@ -55,7 +55,7 @@ const WRITING_HERE: u64 =
 
 const WRITING: u64 = WRITING_HERE | MAKE_CHAR | MAKE_BLOCK;
 
-/// Access to a file that is no directory.
+/// Kinds of access that apply to a file that is not a directory.
 const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE;
 
 /// `struct landlock_ruleset_attr`, as far as it is used.
@@ -84,19 +84,19 @@ const NET_PORT: libc::c_int = 2;
 
 /// Access that a worker process keeps.
 pub(super) struct Rules {
-    /// Where it may write, and read; `None` = anywhere.
+    /// Places where it may write and read; `None` = anywhere.
     pub writable: Option<Vec<OpenPlace>>,
-    /// Where else it may read; `None` = anywhere.
+    /// Further places where it may read; `None` = anywhere.
     pub readable: Option<Vec<OpenPlace>>,
-    /// To which TCP ports it may connect; `None` = to any.
+    /// TCP ports to which it may connect; `None` = any.
     pub ports: Option<Vec<u16>>,
 }
 
-/// The version of the kernel's Landlock, or `None` without any. Tests pretend to have an older kernel.
+/// Version of the kernel's Landlock, or `None` without it. Tests pretend to have an older kernel.
 pub(super) fn version() -> Option<i32> {
     /// `LANDLOCK_CREATE_RULESET_VERSION`
     const VERSION: libc::c_ulong = 1;
-    // SAFETY: with this flag the call takes no ruleset, and tells a number.
+    // SAFETY: with this flag the call takes no ruleset and returns a number.
     let code = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<()>(), 0, VERSION) };
     let of_kernel = i32::try_from(code).ok().filter(|&version| version > 0)?;
     let Some(kernel) = RingOptions::default().kernel_max else { return Some(of_kernel) };
@@ -104,11 +104,11 @@ pub(super) fn version() -> Option<i32> {
     Some(of_kernel.min(known.1))
 }
 
-/// Restricts the calling thread, which gains no privileges any more (`no_new_privs`), and those that it starts. Returns
-/// whether the kernel knows ports.
+/// Restricts the calling thread, which can gain no more privileges (`no_new_privs`), and those that it starts. Returns
+/// whether the kernel supports ports.
 ///
 /// # Errors
-/// Why it cannot.
+/// The reason for the failure.
 pub(super) fn restrict(rules: &Rules) -> Result<bool, String> {
     let version = version().ok_or("the kernel has no Landlock, or it is switched off")?;
     if version < VERSION_MIN {
@@ -152,14 +152,14 @@ fn allow_place(ruleset: &OwnedFd, place: &OpenPlace, access: u64) -> io::Result<
 }
 
 fn add_rule<A>(ruleset: &OwnedFd, kind: libc::c_int, attribute: &A) -> io::Result<()> {
-    // SAFETY: the call reads the attribute, which is of the kind that it says.
+    // SAFETY: the call reads the attribute, whose type matches `kind`.
     let code = unsafe {
         libc::syscall(libc::SYS_landlock_add_rule, ruleset.as_raw_fd(), kind, std::ptr::from_ref(attribute), 0)
     };
     checked(code).map(drop)
 }
 
-/// The result of a system call that tells a small number.
+/// Returns the result of a system call that returns a small number.
 fn checked(code: libc::c_long) -> io::Result<i32> {
     match i32::try_from(code) {
         Ok(code) if code >= 0 => Ok(code),
@@ -179,7 +179,7 @@ mod tests {
         OpenPlace::open(path).expect("it is there")
     }
 
-    /// Runs `test` in a thread that is restricted.
+    /// Runs `test` in a restricted thread.
     fn under(rules: Rules, test: impl FnOnce() + Send + 'static) {
         let Some(VERSION_MIN..) = version() else { return eprintln!("skipped: no Landlock here") };
         let tested = thread::spawn(move || {
@@ -198,7 +198,7 @@ mod tests {
             fs::create_dir_all(path).expect("room");
         }
         fs::write(foreign.join("file"), "x").expect("room");
-        // Kept from before, it is no way around the rules: these ask where a file lies.
+        // A directory that was opened before does not bypass the rules: they depend on the file's location.
         let kept = rustix::fs::open(&foreign, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).expect("there");
         let rules = Rules { writable: Some(vec![open(&own)]), readable: None, ports: None };
         under(rules, {

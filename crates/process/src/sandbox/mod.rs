@@ -1,14 +1,14 @@
-//! The sandbox of a worker process: rights that it gives up, so that foreign code in it has none of them.
+//! The sandbox of a worker process: it gives up rights, so that foreign code in it does not have them.
 //! (docs/decisions/0055-sandbox.md)
 //!
 //! ```text
-//!   calls.rs       system calls (seccomp)            diagnosis.rs   names those that are forbidden
-//!   landlock.rs    files                             places.rs      which of them it needs
+//!   calls.rs       system calls (seccomp)            diagnosis.rs   names of the forbidden ones
+//!   landlock.rs    files                             places.rs      the files that the worker needs
 //! ```
 //!
-//! A worker process enters it when it has its account and before it has threads; everything that it needs from outside
-//! has come with the bundle by then. The master and its other children are not in it: there is no way out again, and
-//! the next binary of an upgrade is the master's child.
+//! A worker process enters it after it has changed its user and before it starts threads; everything that it needs from
+//! outside has arrived with the bundle by then. The master and its other children stay outside: a sandbox cannot be
+//! left, and the new binary of an upgrade is the master's child.
 
 mod calls;
 mod diagnosis;
@@ -30,17 +30,17 @@ use crate::errors::{ErrorLog, errno_text};
 /// `sandbox auto|on|off`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SandboxMode {
-    /// Restrictions that the kernel has and that no site notices: system calls, programs and writing.
+    /// Restrictions that the kernel supports and no site notices: system calls, programs and writing.
     Auto,
-    /// All of it, or no start.
+    /// All restrictions, or the process does not start.
     On,
-    /// None.
+    /// No restrictions.
     #[default]
     Off,
 }
 
 impl SandboxMode {
-    /// As it is written.
+    /// Returns the value as written in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             SandboxMode::Auto => "auto",
@@ -50,15 +50,15 @@ impl SandboxMode {
     }
 }
 
-/// Files that every worker process reads: facts about itself, its memory and its disks, and time zones.
+/// Files that every worker process reads: data about itself, its memory and its disks, and time zones.
 const READABLE: [&str; 5] = ["/proc", "/sys", "/dev/null", "/etc/localtime", "/usr/share/zoneinfo"];
 
-/// The sandbox that belongs to a configuration.
+/// The sandbox of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sandbox {
-    /// Its strictness.
+    /// Strictness.
     pub mode: SandboxMode,
-    /// A forbidden system call is named in the error log.
+    /// True if forbidden system calls are named in the error log.
     pub diagnoses: bool,
     /// Places of files that are written, removed and renamed.
     pub writable: Places,
@@ -74,8 +74,8 @@ impl Sandbox {
         self.mode != SandboxMode::Off
     }
 
-    /// Finds the directories behind the names. Whoever opens things for a configuration does that. Returns those that
-    /// are written to, open.
+    /// Resolves the directories of the places and opens those that are written to. Runs in the process that opens the
+    /// configuration's resources.
     pub(crate) fn find_places(&mut self) -> Vec<OpenPlace> {
         if !self.is_on() {
             return Vec::new();
@@ -84,7 +84,7 @@ impl Sandbox {
         self.writable.find()
     }
 
-    /// Why a process in this sandbox cannot serve what needs the other one.
+    /// Returns the reason why a process in this sandbox cannot serve a configuration that needs `next`, or `None`.
     pub(crate) fn lacks(&self, next: &Sandbox) -> Option<&'static str> {
         if (self.mode, self.diagnoses) != (next.mode, next.diagnoses) {
             Some("\"sandbox\" has changed")
@@ -99,10 +99,11 @@ impl Sandbox {
         }
     }
 
-    /// Enters it, for good. Must come before the first thread. `writable` is what [`Sandbox::find_places`] has opened.
+    /// Enters the sandbox irrevocably. Must be called before the first thread is started. `writable` is the result of
+    /// [`Sandbox::find_places`].
     ///
     /// # Errors
-    /// `sandbox on`, and it cannot be had.
+    /// `sandbox on` cannot be enforced here.
     pub(crate) fn enter(&self, writable: Vec<OpenPlace>, dumps_core: bool, log: &dyn ErrorLog) -> Result<(), String> {
         if !self.is_on() {
             return Ok(());
@@ -125,7 +126,7 @@ impl Sandbox {
         Ok(())
     }
 
-    /// The result tells what is left.
+    /// Restricts access to files and ports; returns a description of the remaining access.
     fn restrict_files(
         &self,
         mut writable: Vec<OpenPlace>,
@@ -182,15 +183,15 @@ impl Sandbox {
     }
 }
 
-/// No loop of this process is set up with io_uring any more. Without seccomp nothing is forbidden, as the log says.
+/// Forbids new io_uring rings in this process. Without seccomp nothing is forbidden, as the log says.
 ///
 /// # Errors
-/// The kernel's.
+/// Error of the kernel.
 pub(crate) fn forbid_rings() -> io::Result<()> {
     if gale_runtime::seccomp::is_available() { calls::forbid_rings() } else { Ok(()) }
 }
 
-/// The directory of core files; `None` if the kernel passes them to a program.
+/// Returns the directory of core files; `None` if the kernel passes them to a program.
 fn core_directory() -> Option<PathBuf> {
     let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").ok()?;
     match pattern.as_bytes().first()? {
@@ -200,7 +201,7 @@ fn core_directory() -> Option<PathBuf> {
     }
 }
 
-/// The kernel's means for a sandbox, for `-V`.
+/// Returns the kernel's sandbox features, for `-V`.
 pub fn sandbox_support() -> String {
     let calls = if gale_runtime::seccomp::is_available() { "system calls (seccomp)" } else { "" };
     let files = landlock::version().map(|version| format!("files (Landlock {version})"));

@@ -1,5 +1,5 @@
-//! Places in the file system that a worker process keeps: what the configuration names, and the directories that it
-//! stands for at this moment.
+//! Places in the file system that a worker process may access: paths of the configuration, and the directories that
+//! they name at this moment.
 //!
 //! The kernel's rules bind to directories, not to their names, and to all that lies below. So a place is known by the
 //! devices and inodes on its way from the root: a reload after which the same name is another directory needs a new
@@ -22,16 +22,16 @@ use crate::text;
 pub enum Places {
     /// The whole file system: a path of the configuration begins with a variable.
     Anywhere,
-    /// These.
+    /// Only these.
     Below(BTreeSet<Place>),
 }
 
 /// TCP ports of servers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ports {
-    /// All: some server may have any.
+    /// Any port.
     Any,
-    /// These.
+    /// Only these.
     Only(BTreeSet<u16>),
 }
 
@@ -59,14 +59,14 @@ impl Ports {
     }
 }
 
-/// One place.
+/// A file or directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Place {
-    /// Absolute path in the configuration; once it is found, the nearest directory that is there.
+    /// Absolute path in the configuration; after `find`, the nearest existing directory.
     #[serde(with = "text::path")]
     path: PathBuf,
-    /// Devices and inodes: its own, that of the directory around it, and so on; none before it is found, and if nothing
-    /// is there but the root.
+    /// Devices and inodes of the place, its parent directory, and so on; empty before it is resolved, and if nothing
+    /// but the root exists.
     lineage: Vec<(u64, u64)>,
 }
 
@@ -86,8 +86,8 @@ impl Places {
         }
     }
 
-    /// Adds the directory in which all paths lie that begin with these bytes, before a variable; false if no directory
-    /// is known, so that everything belongs to it from now on.
+    /// Adds the directory that contains all paths with this beginning, which ends before a variable. Returns `false` if
+    /// there is no such directory, so that all places are included from now on.
     pub fn add_beginning(&mut self, beginning: &[u8]) -> bool {
         match constant_directory(beginning) {
             Some(directory) => self.add(directory),
@@ -96,8 +96,8 @@ impl Places {
         *self != Places::Anywhere
     }
 
-    /// Finds the directories behind the names, and opens them: the nearest that is there, since what is missing may be
-    /// made.
+    /// Resolves the paths and opens their directories, for a missing one its nearest existing ancestor, since the
+    /// missing ones may be created.
     pub(crate) fn find(&mut self) -> Vec<OpenPlace> {
         let Places::Below(places) = self else { return Vec::new() };
         let found: BTreeMap<Place, Option<OpenPlace>> = std::mem::take(places).into_iter().map(Place::find).collect();
@@ -109,21 +109,21 @@ impl Places {
         opened
     }
 
-    /// Finds the files and directories behind the names, where they are there.
+    /// Resolves the paths that exist.
     pub(crate) fn find_exactly(&mut self) {
         if let Places::Below(places) = self {
             *places = std::mem::take(places).into_iter().map(Place::find_exactly).collect();
         }
     }
 
-    /// Whether all of `next` lies in these places.
+    /// True if all of `next` lies in these places.
     pub(crate) fn cover(&self, next: &Places) -> bool {
         match (self, next) {
             (Places::Anywhere, _) => true,
             (Places::Below(_), Places::Anywhere) => false,
             (Places::Below(own), Places::Below(next)) => {
                 let own: BTreeSet<_> = own.iter().filter_map(|place| place.lineage.first()).collect();
-                // A missing place is covered: it is reached after another reload.
+                // A missing place is covered: it becomes reachable after another reload.
                 let is_covered =
                     |place: &Place| place.lineage.is_empty() || place.lineage.iter().any(|one| own.contains(one));
                 next.iter().all(is_covered)
@@ -131,7 +131,7 @@ impl Places {
         }
     }
 
-    /// The places that were found, and the names behind which nothing is.
+    /// Returns the places that were found, and the paths that do not exist.
     pub(super) fn paths(&self) -> (Vec<PathBuf>, Vec<PathBuf>) {
         let Places::Below(places) = self else { return Default::default() };
         let (found, missing): (Vec<&Place>, Vec<&Place>) = places.iter().partition(|place| !place.lineage.is_empty());
@@ -146,7 +146,7 @@ impl Place {
         Place { lineage, ..self }
     }
 
-    /// Not the root.
+    /// Opens the path or its nearest existing ancestor, except the root.
     fn find(self) -> (Place, Option<OpenPlace>) {
         for path in self.path.ancestors().take_while(|path| path.parent().is_some()) {
             match OpenPlace::open(path) {
@@ -162,16 +162,16 @@ impl Place {
     }
 }
 
-/// Device and inode of a path without links and of all directories on its way, but for the root; none if one of them
-/// cannot be looked at.
+/// Returns device and inode of a path without symbolic links and of all its parent directories except the root; empty
+/// if one of them cannot be examined.
 fn lineage(path: &Path) -> Vec<(u64, u64)> {
     let on_its_way = path.ancestors().take_while(|path| path.parent().is_some());
     let identity = |path: &Path| path.symlink_metadata().map(|metadata| (metadata.dev(), metadata.ino()));
     on_its_way.map(identity).collect::<io::Result<_>>().unwrap_or_default()
 }
 
-/// A place that is open. The rules of a worker process are made of these, so that it has nothing to look up, and waits
-/// for no file system.
+/// An open place. The rules of a worker process are made of these, so that it resolves no names and waits for no file
+/// system.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenPlace {
     pub descriptor: Arc<OwnedFd>,
@@ -186,13 +186,13 @@ impl OpenPlace {
         Ok(OpenPlace { descriptor: Arc::new(descriptor), is_directory })
     }
 
-    /// Its path without links.
+    /// Returns its path without symbolic links.
     fn real_path(&self) -> io::Result<PathBuf> {
         std::fs::read_link(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
     }
 }
 
-/// The directory in which every path lies that begins like this, if it is not the root.
+/// Returns the directory of all paths with this beginning, unless it is the root.
 fn constant_directory(beginning: &[u8]) -> Option<&Path> {
     use std::os::unix::ffi::OsStrExt;
     let slash = beginning.iter().rposition(|&byte| byte == b'/')?;
