@@ -1,9 +1,10 @@
-//! Socket activation: the service manager has opened the listening sockets and passes them when it starts us.
+//! Socket activation: the service manager opens the listening sockets and passes them when it starts us.
 //!
-//! `LISTEN_FDS` says how many there are, from number 3 on; `LISTEN_PID` whom they are meant for; `LISTEN_FDNAMES`, with
-//! colons between, what the manager calls them, which is told in messages alone. A socket is used for the `listen` that
-//! has its address. One that nobody listens on is kept, because the manager keeps it, too: a later configuration could
-//! not open it. <https://www.freedesktop.org/software/systemd/man/latest/sd_listen_fds.html>
+//! `LISTEN_FDS` is their number; the descriptors begin with 3. `LISTEN_PID` is the pid of the intended process.
+//! `LISTEN_FDNAMES` has their names, separated by colons, which appear in messages only. A socket is used for the
+//! `listen` with its address. A socket without a `listen` is kept, because the manager keeps it, too: a later
+//! configuration could not open the address.
+//! <https://www.freedesktop.org/software/systemd/man/latest/sd_listen_fds.html>
 
 use std::env;
 use std::os::fd::RawFd;
@@ -18,7 +19,7 @@ use super::listen::{ListenerHandle, OpenedBy};
 /// SD_LISTEN_FDS_START
 const FIRST: RawFd = 3;
 
-/// The sockets that were passed to this process. To be asked before it opens one itself.
+/// Returns the sockets passed to this process. Must be called before the process opens a socket.
 pub(super) fn passed_listeners(log: &dyn ErrorLog) -> Vec<ListenerHandle> {
     let variable = |name| env::var(name).ok();
     let (pid, count) = (variable("LISTEN_PID"), variable("LISTEN_FDS"));
@@ -41,7 +42,7 @@ pub(super) fn passed_listeners(log: &dyn ErrorLog) -> Vec<ListenerHandle> {
     claimed.into_listeners()
 }
 
-/// Tells of passed sockets that the configuration does not listen on: who connects to them waits for an answer.
+/// Warns of passed sockets without a `listen`: clients that connect to them wait in vain.
 pub(super) fn tell_unused(bundle: &Bundle, passed: &[ListenerHandle], log: &dyn ErrorLog) {
     for listener in bundle.unused(passed) {
         let text = format!("no \"listen\" for the passed socket {}, it is kept unused", listener.spec.address);
@@ -49,14 +50,14 @@ pub(super) fn tell_unused(bundle: &Bundle, passed: &[ListenerHandle], log: &dyn 
     }
 }
 
-/// How many sockets are meant for the process `own`.
+/// Returns the number of sockets intended for the process `own`.
 fn count_for(own: u32, pid: Option<&str>, count: Option<&str>) -> Result<usize, String> {
     let (Some(pid), Some(count)) = (pid, count) else { return Ok(0) };
     let invalid = |name: &str, value: &str| {
         format!("invalid {name} environment variable \"{}\", ignoring", value.escape_default())
     };
     let pid: u32 = pid.parse().map_err(|_| invalid("LISTEN_PID", pid))?;
-    // Somebody else's, who has started us: not ours to judge.
+    // Intended for the process that started us, which checks the values itself.
     if pid != own {
         return Ok(0);
     }

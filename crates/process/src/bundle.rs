@@ -1,12 +1,13 @@
-//! The bundle: a configuration's texts and everything that had to be opened or read for it, ready to cross a socket.
+//! The bundle: the text of a configuration and everything that was opened or read for it, in a form that can be sent
+//! over a socket.
 //!
 //! ```text
 //!   memfd:   "GALEBNDL"  version u32  manifest length u64  │ manifest (JSON) │ contents of files, back to back
-//!   beside:  descriptors of sockets, logs, lock files, data files and directories, known by their positions
+//!   beside:  descriptors of sockets, logs, lock files, data files and directories, referred to by index
 //! ```
 //!
-//! A bundle is complete: building from it opens nothing. It is refused as a whole when its version, its lengths or one
-//! of its positions is wrong.
+//! A bundle is complete: building from it opens nothing. A bundle with a wrong version, length or index is refused as a
+//! whole.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -34,15 +35,15 @@ use super::settings::{ErrorLogDestination, ErrorLogOutput, ErrorLogSetting, Erro
 use super::text;
 use super::user::Account;
 
-/// Changes with every change of the manifest or of the messages on a link.
+/// Increased with every change of the manifest or of the messages on a link.
 pub const PROTOCOL_VERSION: u32 = 11;
 
 const MAGIC: &[u8; 8] = b"GALEBNDL";
 const HEADER_LENGTH: usize = 8 + 4 + 8;
-/// Largest memfd accepted, in bytes: far beyond any configuration, small enough to hold twice.
+/// Maximum size of the memfd in bytes: far beyond any configuration, small enough to hold twice.
 const SIZE_MAX: u64 = 512 << 20;
 
-/// What was opened and read while a configuration was built.
+/// Everything that was opened and read while a configuration was built.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Record {
     pub texts: BTreeMap<PathBuf, Result<Vec<u8>, i32>>,
@@ -54,28 +55,29 @@ pub(super) struct Record {
     pub logs: Vec<LogHandle>,
     pub locks: Vec<LockHandle>,
     pub data_files: Vec<DataHandle>,
-    /// Where worker processes may write, in any order.
+    /// Directories and files that worker processes may write to, in any order.
     pub places: Vec<OpenPlace>,
 }
 
 impl Record {
-    /// The log file of this path, written as it was when it was opened: thousands are compared quickly byte by byte.
+    /// Returns the log with this path. Compares paths byte by byte, as written when it was opened, which is fast for
+    /// thousands.
     pub fn log(&self, path: &Path) -> Option<&LogHandle> {
         self.logs.iter().find(|log| log.path().as_os_str() == path.as_os_str())
     }
 
-    /// The lock file of this path.
+    /// Returns the lock file with this path.
     pub fn lock(&self, path: &Path) -> Option<&LockHandle> {
         self.locks.iter().find(|lock| lock.path() == path)
     }
 
-    /// The data file of this path.
+    /// Returns the data file with this path.
     pub fn data_file(&self, path: &Path) -> Option<&DataHandle> {
         self.data_files.iter().find(|file| file.path() == path)
     }
 }
 
-/// One look-up of `Resources::account`.
+/// Result of one call of `Resources::account`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct AccountEntry {
     pub user: String,
@@ -83,10 +85,10 @@ pub(super) struct AccountEntry {
     pub found: Option<Account>,
 }
 
-/// A configuration with all that it needs. See the head of the file.
+/// A configuration with everything it needs. See the head of the file.
 #[derive(Clone, Debug)]
 pub struct Bundle {
-    /// Counts the configurations of one master, from 1.
+    /// Number of this configuration in its master, from 1.
     pub(super) generation: u64,
     pub(super) request: BuildRequest,
     pub(super) settings: ProcessSettings,
@@ -94,22 +96,22 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// What was asked for.
+    /// Returns the request that it was built for.
     pub fn request(&self) -> &BuildRequest {
         &self.request
     }
 
-    /// Settings of the processes.
+    /// Returns the settings of the processes.
     pub fn settings(&self) -> &ProcessSettings {
         &self.settings
     }
 
-    /// Answers a build from this bundle.
+    /// Returns resources for a build from this bundle.
     pub fn resources(&self) -> BundleResources<'_> {
         BundleResources { record: &self.record }
     }
 
-    /// The main error log's destinations, with their files.
+    /// Returns the main error log's destinations, with their files.
     pub fn error_log_targets(&self) -> Vec<ErrorLogTarget> {
         let target = |setting: &ErrorLogSetting| {
             let output = match &setting.destination {
@@ -122,7 +124,7 @@ impl Bundle {
         self.settings.error_log.iter().filter_map(target).collect()
     }
 
-    /// Where standard error goes once the process has left its terminal: the first error log that is a file.
+    /// Returns the file for standard error after the process has left its terminal: the first error log that is a file.
     pub(super) fn standard_error(&self) -> Option<LogHandle> {
         if self.settings.keeps_standard_error {
             return None;
@@ -133,8 +135,8 @@ impl Bundle {
         })
     }
 
-    /// Replaces sockets, logs, lock files and copies of data files that `previous` holds too by *its* handles, so that
-    /// the same thing is the same `Arc` in both, and the second descriptor of it is closed.
+    /// Replaces sockets, logs, lock files and copies of data files that `previous` holds, too, by *its* handles, so
+    /// that both bundles share one `Arc` and the duplicate descriptor is closed.
     pub(super) fn adopt(&mut self, previous: &Bundle) {
         let mut known: BTreeMap<u64, Arc<OwnedFd>> = BTreeMap::new();
         for socket in previous.record.listeners.iter().flat_map(|listener| &listener.sockets) {
@@ -175,25 +177,25 @@ impl Bundle {
         }
     }
 
-    /// How this listener's sockets were configured in this bundle, if they were in it.
+    /// Returns how this listener's sockets were configured in this bundle, if they were in it.
     pub(super) fn spec_of(&self, listener: &Listener) -> Option<&ListenSpec> {
         let first = listener.sockets.first()?;
         let holds = |old: &&ListenerHandle| old.sockets.iter().any(|socket| Arc::ptr_eq(socket, first));
         self.record.listeners.iter().find(holds).map(|old| &old.spec)
     }
 
-    /// Where this configuration listens, but for the sockets of the service manager: their files are not ours.
+    /// Returns the listening addresses, except those of sockets from the service manager, whose files are not ours.
     pub(super) fn own_addresses(&self) -> Vec<ListenAddress> {
         let own = self.record.listeners.iter().filter(|listener| listener.opened_by != OpenedBy::ServiceManager);
         own.map(|listener| listener.spec.address.clone()).collect()
     }
 
-    /// Those of `passed` that this configuration does not listen on, after `adopt`.
+    /// Returns the listeners of `passed` that this configuration does not use. Call `adopt` first.
     pub(super) fn unused<'p>(&self, passed: &'p [ListenerHandle]) -> impl Iterator<Item = &'p ListenerHandle> {
         passed.iter().filter(|listener| self.spec_of(listener).is_none())
     }
 
-    /// With those of `passed` that it does not use: whatever comes next may listen on them.
+    /// Returns the bundle with the listeners of `passed` that it does not use: a later configuration may use them.
     pub(super) fn with_unused(&self, passed: &[ListenerHandle]) -> Cow<'_, Bundle> {
         let unused: Vec<ListenerHandle> = self.unused(passed).cloned().collect();
         if unused.is_empty() {
@@ -204,7 +206,7 @@ impl Bundle {
         Cow::Owned(all)
     }
 
-    /// Sockets of `previous` that are not in this bundle, after `adopt`.
+    /// Returns sockets of `previous` that are not in this bundle. Call `adopt` first.
     pub(super) fn sockets_removed_since(&self, previous: &Bundle) -> Vec<Arc<OwnedFd>> {
         let kept = |socket: &&Arc<OwnedFd>| {
             self.record.listeners.iter().flat_map(|listener| &listener.sockets).any(|mine| Arc::ptr_eq(mine, socket))
@@ -213,7 +215,7 @@ impl Bundle {
         old.filter(|socket| !kept(socket)).cloned().collect()
     }
 
-    /// The bundle as one memfd, and the descriptors that go with it.
+    /// Encodes the bundle as a memfd and the descriptors that go with it.
     pub(super) fn encode(&self) -> io::Result<(OwnedFd, Vec<Arc<OwnedFd>>)> {
         let mut packer = Packer::default();
         let manifest = Manifest {
@@ -243,10 +245,10 @@ impl Bundle {
         Ok((file.into(), packer.descriptors))
     }
 
-    /// The bundle that `encode` made.
+    /// Decodes the result of `encode`.
     ///
     /// # Errors
-    /// It is of another version, or damaged.
+    /// The bundle has another version or is damaged.
     pub(super) fn decode(memory: OwnedFd, descriptors: Vec<OwnedFd>) -> io::Result<Bundle> {
         let file = File::from(memory);
         let size = file.metadata()?.len();
@@ -272,7 +274,7 @@ impl Bundle {
     }
 }
 
-/// `Resources` out of a bundle. What is not in it cannot be had.
+/// `Resources` from a bundle; anything missing in it is an error.
 pub struct BundleResources<'b> {
     record: &'b Record,
 }
@@ -329,7 +331,7 @@ impl Resources for BundleResources<'_> {
     }
 
     fn directory(&mut self, _: &Path, _: Option<&Account>) -> Result<(), ResourceError> {
-        Ok(()) // made when the bundle was
+        Ok(()) // created with the bundle
     }
 }
 
@@ -362,7 +364,7 @@ struct Manifest {
     places: Vec<PackedPlace>,
 }
 
-/// A file: its length in the contents, which are in the manifest's order, or the error number.
+/// A file: the position of its content, or the error number.
 #[derive(Serialize, Deserialize)]
 struct PackedFile {
     path: PathText,
@@ -391,21 +393,21 @@ struct PackedListener {
     opened_by: OpenedBy,
 }
 
-/// An open file by its path.
+/// An open file with its path.
 #[derive(Serialize, Deserialize)]
 struct PackedHandle {
     path: PathText,
     descriptor: usize,
 }
 
-/// A lock file: its descriptor, or the error number that it could not be opened anew with.
+/// A lock file: its descriptor, or the error number of reopening it.
 #[derive(Serialize, Deserialize)]
 struct PackedLock {
     path: PathText,
     descriptor: Result<usize, i32>,
 }
 
-/// A copy of a data file: its descriptor, and what it is a copy of.
+/// A copy of a data file: its descriptor and its origin.
 #[derive(Serialize, Deserialize)]
 struct PackedData {
     path: PathText,
@@ -413,7 +415,7 @@ struct PackedData {
     descriptor: usize,
 }
 
-/// A directory or a file by its descriptor.
+/// An open directory or file.
 #[derive(Serialize, Deserialize)]
 struct PackedPlace {
     is_directory: bool,
@@ -455,7 +457,7 @@ impl Packer {
         PackedHandle { path: PathText(log.path().to_owned()), descriptor: self.descriptor(log.descriptor()) }
     }
 
-    /// A lock file that cannot be opened is no reason to have no worker process.
+    /// Packs a lock file. One that cannot be reopened does not prevent a worker process.
     fn lock(&mut self, lock: &LockFile) -> PackedLock {
         let opened = lock.open_anew().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
         let descriptor = opened.map(|descriptor| self.descriptor(&Arc::new(descriptor)));
@@ -594,7 +596,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("gale-bundle-lock-{}", std::process::id()));
         let mut sent = bundle();
         sent.record.locks.push(Arc::new(LockFile::open(&path).expect("created")));
-        // Nobody can open a directory for writing.
+        // A directory cannot be opened for writing.
         let unopenable = File::open(std::env::temp_dir()).expect("it is there");
         sent.record.locks.push(Arc::new(LockFile::received("/unopenable".into(), Ok(Arc::new(unopenable.into())))));
         let (memory, descriptors) = sent.encode().expect("encoded");

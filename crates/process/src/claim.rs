@@ -1,5 +1,5 @@
-//! Listening sockets that were there when the process began, and are known by their numbers alone: those of a previous
-//! binary (`upgrade.rs`) and those of the service manager (`activation.rs`).
+//! Listening sockets that were open when the process started and are known only by number: those of a previous binary
+//! (`upgrade.rs`) and those of the service manager (`activation.rs`).
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use rustix::net::SocketType;
 use super::errors::errno_text;
 use super::listen::{self, ListenSpec, Listener, ListenerHandle, OpenedBy};
 
-/// More sockets than this are ignored.
+/// Maximum number of sockets; further ones are ignored.
 pub(super) const CLAIMED_MAX: usize = 65536;
 
-/// What has been taken over so far.
+/// The sockets taken over so far.
 #[derive(Default)]
 pub(super) struct Claimed {
     listeners: Vec<Listener>,
 }
 
 impl Claimed {
-    /// Takes over a descriptor. Each number may be named once, and only before this process opens a socket.
+    /// Takes over a descriptor. A number must be passed only once, and before this process opens a socket.
     ///
     /// # Errors
-    /// In nginx's words: it is no socket, or none that we could listen on. It is closed then.
+    /// The descriptor is no socket or cannot listen; it is closed. The text is nginx's.
     pub fn add(&mut self, number: RawFd, opened_by: OpenedBy) -> Result<&ListenSpec, String> {
         let (spec, socket) = claim(number)?;
         let is_same = |known: &Listener| (&known.spec.address, known.spec.kind) == (&spec.address, spec.kind);
@@ -33,14 +33,14 @@ impl Claimed {
         }
         let listener = &mut self.listeners[index];
         listener.sockets.push(socket);
-        // Several sockets of one address: they were opened with `reuseport`.
+        // Several sockets with the same address: they were opened with `reuseport`.
         if listener.sockets.len() > 1 {
             listener.spec.reuseport = listener.sockets.len();
         }
         Ok(&listener.spec)
     }
 
-    /// All of them, those of one address together.
+    /// Returns all sockets, grouped by address.
     pub fn into_listeners(self) -> Vec<ListenerHandle> {
         self.listeners.into_iter().map(Arc::new).collect()
     }
@@ -52,7 +52,7 @@ fn claim(number: RawFd) -> Result<(ListenSpec, Arc<OwnedFd>), String> {
     let kind = rustix::net::sockopt::socket_type(probe).map_err(|error| {
         format!("getsockname() of the inherited socket #{number} failed{}", errno_text(&error.into()))
     })?;
-    // SAFETY: it is an open socket that was there when the process began: this process has opened no socket yet, so
+    // SAFETY: it is an open socket that existed when the process started. This process has opened no socket yet, so
     // nothing in it owns the number.
     let socket = unsafe { OwnedFd::from_raw_fd(number) };
     rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC)
@@ -60,7 +60,7 @@ fn claim(number: RawFd) -> Result<(ListenSpec, Arc<OwnedFd>), String> {
         .map_err(|error| format!("fcntl() of the inherited socket #{number} failed{}", errno_text(&error.into())))?;
     match kind {
         SocketType::DGRAM => {}
-        // A connection, as for a service of which one is started for each (`Accept=yes`), cannot be accepted from.
+        // A connected socket, as passed to a service with `Accept=yes`, cannot accept.
         SocketType::STREAM if rustix::net::sockopt::socket_acceptconn(&socket).unwrap_or(true) => {}
         SocketType::STREAM => return Err(format!("the inherited socket #{number} does not listen")),
         _ => return Err(format!("the inherited socket #{number} has an unsupported type")),

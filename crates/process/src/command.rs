@@ -1,4 +1,4 @@
-//! What `main` calls: start, test, signal, or the part that a master gave us.
+//! Entry points for `main`: start, test, send a signal, or run a role assigned by a master.
 
 use gale_base::log_level::Level;
 use std::io;
@@ -29,14 +29,14 @@ use super::system::SystemResources;
 use super::upgrade;
 use super::worker::{self, Single};
 
-/// The part that a master gave this process. To be asked before anything else: such a process has no command line.
+/// Returns the role that a master assigned to this process. Call this first: such a process has no command line.
 pub fn inherited_role() -> Option<Role> {
     Role::from_environment()
 }
 
-/// Plays that part to its end.
+/// Runs the role until the process ends.
 pub fn run_role<P: Program>(role: Role, program: P) -> ExitCode {
-    // First of all: signals to the whole service (`systemctl kill`) reach a process that has just begun, too.
+    // Signals first: signals to the whole service (`systemctl kill`) reach a process that has just started, too.
     let run = || match role {
         Role::Worker => {
             let signals = Signals::take()?;
@@ -58,11 +58,12 @@ pub fn run_role<P: Program>(role: Role, program: P) -> ExitCode {
     })
 }
 
-/// Starts the server: builds, opens, leaves the terminal if `daemon` says so, and becomes the master. Returns when the
-/// server has ended, or in the process that was started from the terminal when the daemon is ready.
+/// Starts the server: builds the configuration, opens its resources, leaves the terminal if `daemon` is on, and becomes
+/// the master. Returns when the server has ended; in the process that was started from the terminal, when the daemon is
+/// ready.
 pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
     worker::forbid_core_files();
-    // The process on the terminal waits until this is dropped: after the last word.
+    // The process on the terminal waits until this is dropped, after the last message.
     let mut waiting = None;
     let log = Arc::new(BootLog { terminal: terminal_log(&request), kept: KeptLog::default() });
     match prepare(&program, request.clone(), &log, &mut waiting) {
@@ -110,10 +111,10 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
     }
 }
 
-/// Builds the configuration as `-t` does: opens everything, keeps nothing, minds no address in use.
+/// Builds the configuration as `-t` does: opens everything, keeps nothing, and ignores addresses in use.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All errors of the configuration.
 pub fn test<P: Program>(program: &P, request: BuildRequest) -> Result<Built<P::Configuration>, Report> {
     let log = Arc::new(terminal_log(&request));
     let helper::Fresh { bundle, built, .. } = helper::build(program, request, SystemResources::new(log).for_test())?;
@@ -128,9 +129,9 @@ pub enum Command {
     Stop,
     /// Graceful stop.
     Quit,
-    /// Open the logs again.
+    /// Reopens the logs.
     Reopen,
-    /// Read the configuration again.
+    /// Reloads the configuration.
     Reload,
 }
 
@@ -160,7 +161,7 @@ impl FromStr for Command {
     }
 }
 
-/// Sends the signal of `command` to the process that `pid_path` names.
+/// Sends the signal of `command` to the process in the pid file `pid_path`.
 ///
 /// # Errors
 /// The file cannot be read, holds no number, or there is no such process.
@@ -174,9 +175,9 @@ pub fn send_signal(pid_path: &Path, command: Command) -> Result<(), SignalError>
     })
 }
 
-/// A start that has come as far as it can fail.
+/// Result of the part of a start that can fail.
 enum Prepared<C> {
-    /// In the process on the terminal: the daemon has said how it went.
+    /// In the process on the terminal: the daemon has reported success or failure.
     Ended(ExitCode),
     /// `master_process off`
     Single { signals: Signals, bundle: Bundle, configuration: C, passed: Vec<ListenerHandle> },
@@ -204,7 +205,7 @@ fn prepare<P: Program>(
     let emerg = |message: String| Report::new(Level::Emerg, message);
     let executable =
         Executable::open().map_err(|error| emerg(format!("open() \"/proc/self/exe\" failed{}", errno_text(&error))))?;
-    // Before anything opens a socket: the numbers are the previous binary's, or the service manager's.
+    // Before the process opens a socket: the numbers are the previous binary's, or the service manager's.
     let inherited = upgrade::inherited_listeners(&**log);
     let upgraded = inherited.is_some();
     let arrivals = if upgraded { Arrivals::inherited() } else { None };
@@ -244,7 +245,7 @@ fn prepare<P: Program>(
     if !settings.master_process {
         return Ok(Prepared::Single { signals, bundle, configuration: built.configuration, passed });
     }
-    // The master never needs what was built: a respawn and a reload build it elsewhere.
+    // The master never needs the built configuration: restarts and reloads build it in other processes.
     let daemonized = settings.daemon || upgraded;
     Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind, secrets, arrivals, passed })
 }
@@ -255,7 +256,7 @@ fn become_server(settings: &ProcessSettings) -> Result<Signals, String> {
     Ok(signals)
 }
 
-/// The log before there is a configuration: the terminal, and what the error log is told if the start fails.
+/// The log before there is a configuration: the terminal, and messages kept for the error log in case the start fails.
 struct BootLog {
     terminal: StderrLog,
     kept: KeptLog,

@@ -1,16 +1,16 @@
-//! The control socket: orders to a master whose sender waits for the result, which a signal cannot tell.
+//! The control socket: orders to a master whose sender waits for the result, which a signal cannot return.
 //!
 //! ```text
 //!   gale reload ── "reload\n" ──► master
-//!               ◄── "done\n" or "refused\n", then what the configuration's errors and warnings are; end
+//!               ◄── "done\n" or "refused\n", then errors and warnings of the configuration; end
 //!   gale top    ── "status\n" ──► master ── the socket itself, over the link ──► worker process
-//!               ◄── "done\n" and the figures, or "refused\n" and why; end
+//!               ◄── "done\n" and the statistics, or "refused\n" and the reason; end
 //! ```
 //!
-//! Its name is abstract and has the master's process number, which the pid file holds: no file is left behind or in the
-//! way, and an upgrade, which moves the pid file, moves it as well. Who may ask is judged by the kernel's word for the
-//! other end (`SO_PEERCRED`): root and the master's own user. In return the sender looks whether it is that process
-//! that answers.
+//! Its address is an abstract name with the pid of the master, which is in the pid file: no file is left behind, and an
+//! upgrade, which moves the pid file, moves the socket's name as well. The kernel tells the user of the other end
+//! (`SO_PEERCRED`): only root and the master's own user may give orders. In return the sender checks that the process
+//! that answers is the one in the pid file.
 
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -25,29 +25,29 @@ use rustix::process::{Pid, geteuid};
 use super::errors::{SignalError, errno_text};
 use super::pid_file;
 
-/// What a master is asked for.
+/// Order to reload the configuration.
 pub(super) const RELOAD: &[u8] = b"reload\n";
-/// The same: what the worker process has counted.
+/// Order to send the statistics of the worker process.
 pub(super) const STATUS: &[u8] = b"status\n";
 
-/// How long whoever asks for figures waits for the next of them: longer than the worker process takes for those of ten
-/// thousand servers.
+/// Time that a client waits for the next part of the statistics: longer than the worker process takes to collect those
+/// of ten thousand servers.
 const STATUS_PATIENCE: Duration = Duration::from_secs(20);
 
-/// The most that is read of figures, in bytes. A server of a group has some 1.5 KiB of them, so this is 40,000 servers.
+/// Maximum size of the statistics in bytes. A server of a group has some 1.5 KiB of them, so this is 40,000 servers.
 const STATUS_BYTES_MAX: u64 = 64 << 20;
 
-/// How an order has ended.
+/// Result of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     /// For a reload: the new configuration is in force.
     Done,
-    /// For a reload: the old one stays.
+    /// For a reload: the old one stays in force.
     Refused,
 }
 
 impl Ending {
-    /// The first line of an answer.
+    /// Returns the first line of an answer.
     pub fn line(self) -> &'static str {
         match self {
             Ending::Done => "done\n",
@@ -56,10 +56,10 @@ impl Ending {
     }
 }
 
-/// Binds the socket of the process of this number.
+/// Binds the socket of the process with this pid.
 ///
 /// # Errors
-/// Those of socket(2), bind(2) and listen(2).
+/// Errors of socket(2), bind(2) and listen(2).
 pub(super) fn bind(pid: u32) -> io::Result<UnixListener> {
     let listener = UnixListener::bind_addr(&address(pid)?)?;
     listener.set_nonblocking(true)?;
@@ -70,24 +70,24 @@ fn address(pid: u32) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("gale/control/{pid}"))
 }
 
-/// Whether the other end may give orders: root and who runs this process.
+/// True if the other end may give orders: root and the user of this process.
 pub(super) fn is_permitted(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid.is_root() || peer.uid == geteuid())
 }
 
-/// What a master said of a reload.
+/// Result of a reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reloaded {
-    /// Whether the new configuration is in force.
+    /// True if the new configuration is in force.
     pub is_in_force: bool,
-    /// Its errors and warnings, as `-t` prints them.
+    /// Errors and warnings of the configuration, as `-t` prints them.
     pub text: String,
 }
 
-/// Has the master that `pid_path` names read its configuration again, and waits for the result.
+/// Has the master in the pid file `pid_path` reload its configuration, and waits for the result.
 ///
 /// # Errors
-/// There is no such process, it has no control socket, it does not let us, or it ends before the reload does.
+/// There is no such process, it has no control socket, it denies access, or it exits before the reload ends.
 pub fn reload(pid_path: &Path) -> Result<Reloaded, SignalError> {
     let hint = "; \"gale -s reload\" sends a signal and does not wait";
     let master = Asked::connect(pid_path, hint)?;
@@ -95,10 +95,11 @@ pub fn reload(pid_path: &Path) -> Result<Reloaded, SignalError> {
     Ok(Reloaded { is_in_force: ending == Ending::Done, text })
 }
 
-/// Asks the master that `pid_path` names for what the worker process has counted: the program's own form, JSON.
+/// Gets the statistics of the worker process from the master in the pid file `pid_path`, as the program formats them:
+/// JSON.
 ///
 /// # Errors
-/// As for [`reload`]; nobody serves right now, too many ask at once, or the answer is broken off.
+/// As for [`reload`]; no process serves right now, there are too many clients at once, or the answer is incomplete.
 pub fn status(pid_path: &Path) -> Result<String, SignalError> {
     let master = Asked::connect(pid_path, "")?;
     let number = master.number;
@@ -113,11 +114,11 @@ fn failed(message: String) -> SignalError {
     SignalError { level: Level::Error, message }
 }
 
-/// A master, from the side of whoever gives it an order.
+/// The client's connection to a master.
 struct Asked {
     stream: UnixStream,
     number: i32,
-    /// What to do instead, behind an error of the socket.
+    /// Alternative for the user, appended to errors of the socket.
     hint: &'static str,
 }
 
@@ -135,11 +136,11 @@ impl Asked {
         Ok(Asked { stream, number, hint })
     }
 
-    /// Gives the order, and waits for the answer: at most so long for each part of it, and for so many bytes.
+    /// Sends the order and waits for the answer: at most `patience` for each part of it, and up to `bytes_max`.
     fn order(self, order: &[u8], patience: Option<Duration>, bytes_max: u64) -> Result<(Ending, String), SignalError> {
         let Asked { mut stream, number, hint } = self;
         let mut answer = Vec::new();
-        // A master that does not let us closes at once.
+        // A master that denies access closes the connection at once.
         let _ = stream.write_all(order);
         let read = stream.set_read_timeout(patience);
         let read = read.and_then(|()| stream.take(bytes_max).read_to_end(&mut answer));

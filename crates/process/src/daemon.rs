@@ -1,4 +1,4 @@
-//! Leaving the terminal: the starting process waits until the server serves, and exits with its fate.
+//! Daemonization: the starting process waits until the server is ready, and exits with its result.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -6,7 +6,8 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::PipeFlags;
 
-/// Held by the daemon until the first worker process is ready. Dropped unused, the starting process exits with 1.
+/// Held by the daemon until the first worker process is ready. If it is dropped without a release, the starting process
+/// exits with 1.
 pub(super) struct Waiting {
     pipe: std::fs::File,
 }
@@ -19,19 +20,19 @@ impl Waiting {
     }
 }
 
-/// What became of this process.
+/// Result of `daemonize` in either process.
 pub(super) enum Forked {
-    /// It is the daemon.
+    /// This process is the daemon.
     Daemon(Waiting),
-    /// It started one, which serves (true) or has failed and said so.
+    /// This process started the daemon, which serves (`true`) or has failed and reported why.
     Starter(bool),
 }
 
 /// Forks; the child becomes leader of a new session with /dev/null as standard input and output. Standard error stays
-/// until the server is ready, so that its errors are seen.
+/// open until the server is ready, so that its errors are seen.
 ///
 /// # Errors
-/// nginx's words: `fork() failed (…)`.
+/// nginx's text: `fork() failed (…)`.
 pub(super) fn daemonize() -> Result<Forked, String> {
     let failed = |call: &'static str| move |error: io::Error| format!("{call} failed{}", super::errno_text(&error));
     let (reader, writer) =

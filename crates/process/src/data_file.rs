@@ -1,9 +1,9 @@
-//! Data files: what a configuration reads whole and may be large, such as a database of addresses.
+//! Data files: possibly large files that a configuration reads as a whole, such as a database of addresses.
 //!
-//! A data file is copied once, where waiting is allowed, into memory that nobody can change or cut off any more: a
-//! sealed memfd. Its descriptor crosses in the bundle, so that master and worker process have the same memory, and it
-//! is not among the bundle's contents, which are copied. [`DataFile::map`] shows it. What is mapped is never the file
-//! on disk: looking at it waits for no disk, and a file that is cut off meanwhile harms nobody.
+//! A data file is copied once, where blocking is allowed, into memory that cannot be changed or truncated any more: a
+//! sealed memfd. Its descriptor is sent with the bundle, so that master and worker process share the memory; it is not
+//! among the bundle's contents, which are copied. [`DataFile::map`] gives access to it. The file on disk itself is
+//! never mapped, so reading the data waits for no disk, and truncating the file does no harm.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -18,32 +18,32 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 
-/// Shared by everything in this process that refers to the data.
+/// Shared by all users of the data in this process.
 pub type DataHandle = Arc<DataFile>;
 
-/// Largest data file, in bytes: several times as much as the largest databases of addresses.
+/// Maximum size of a data file in bytes: several times as much as the largest databases of addresses.
 const SIZE_MAX: u64 = 2 << 30;
 
-/// What no memory of a data file lacks: it stays as it is and as long as it is.
+/// Seals required on the memory of every data file: neither contents nor size can change.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
 
-/// See the file's head.
+/// A copy of a file in sealed memory. See the head of the file.
 #[derive(Debug)]
 pub struct DataFile {
     path: PathBuf,
     origin: Origin,
     memory: Arc<OwnedFd>,
-    /// Where it is mapped in this process, if it is.
+    /// The mapping in this process, if there is one.
     region: Mutex<Weak<Region>>,
 }
 
-/// Which file it is a copy of, and of which state.
+/// Identity and state of the file that was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
     device: u64,
     inode: u64,
     length: u64,
-    /// Seconds and nanoseconds: when the contents changed, and when anything did.
+    /// Seconds and nanoseconds of the last change of the contents and of the last change of the inode.
     times: [(i64, i64); 2],
 }
 
@@ -51,7 +51,7 @@ impl DataFile {
     /// Copies the file.
     ///
     /// # Errors
-    /// As `open` and `read` report them; EINVAL if it is no regular file, EFBIG if it is too large.
+    /// Errors of `open` and `read`; EINVAL if it is no regular file, EFBIG if it is too large.
     pub(super) fn copy(path: &Path) -> io::Result<DataFile> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         let metadata = file.metadata()?;
@@ -73,10 +73,10 @@ impl DataFile {
         Ok(DataFile { path: path.to_owned(), origin, memory: Arc::new(memory.into()), region: Mutex::default() })
     }
 
-    /// The data file that another process has copied.
+    /// Wraps a copy that was made by another process.
     ///
     /// # Errors
-    /// Its memory can still be changed.
+    /// The memory can still be changed.
     pub(super) fn received(path: PathBuf, origin: Origin, memory: Arc<OwnedFd>) -> io::Result<DataFile> {
         if !rustix::fs::fcntl_get_seals(&memory)?.contains(SEALS) {
             return Err(io::Error::from_raw_os_error(libc::EPERM));
@@ -84,7 +84,7 @@ impl DataFile {
         Ok(DataFile { path, origin, memory, region: Mutex::default() })
     }
 
-    /// The path it was copied from.
+    /// Returns the path that it was copied from.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -97,16 +97,16 @@ impl DataFile {
         &self.memory
     }
 
-    /// Whether `other` is a copy of the same file in the same state.
+    /// True if `other` is a copy of the same file in the same state.
     pub(super) fn is_same_copy(&self, other: &DataFile) -> bool {
         self.path == other.path && self.origin == other.origin
     }
 
-    /// The data. It stays for as long as this is held, whatever becomes of the data file, and it is there once, however
-    /// often it is asked for.
+    /// Maps the data. The mapping stays valid while it is held, whatever happens to the data file, and is shared by all
+    /// callers.
     ///
     /// # Errors
-    /// The kernel has no room for it.
+    /// The kernel has no memory for it.
     pub fn map(&self) -> io::Result<DataMapping> {
         let mut known = self.region.lock();
         if let Some(region) = known.upgrade() {
@@ -122,10 +122,10 @@ impl DataFile {
         if length == 0 {
             return Ok(Region { start: NonNull::dangling(), length });
         }
-        // Private, because older kernels share no memory that is sealed; nothing is written, so nothing is copied. What
-        // there is of it is in memory already: all of it is looked up at once, here, where waiting is allowed.
+        // Private, because older kernels do not map sealed memory as shared; nothing is written, so nothing is copied.
+        // The data is in memory already; MAP_POPULATE fills all page table entries here, where blocking is allowed.
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
-        // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing that exists.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, flags, self.memory.as_fd(), 0) }?;
         Ok(Region { start: NonNull::new(start.cast()).expect("no mapping is at address 0"), length })
@@ -142,14 +142,15 @@ impl AsRef<[u8]> for DataMapping {
     }
 }
 
-/// A mapping of the kernel's.
+/// A mapping made by the kernel.
 #[derive(Debug)]
 struct Region {
     start: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the memory is read only, for this mapping and, by its seals, for everybody; so any thread may read it.
+// SAFETY: the memory is read-only, through this mapping and, because of its seals, everywhere; so any thread may read
+// it.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -165,7 +166,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.length > 0 {
-            // SAFETY: this very mapping, to which no reference is left: they borrow `self`.
+            // SAFETY: exactly this mapping, to which no reference is left: they borrow `self`.
             let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
             debug_assert!(unmapped.is_ok(), "a mapping that was made can be removed");
         }

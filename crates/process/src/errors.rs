@@ -1,6 +1,6 @@
-//! Messages of the process layer: levels, the log they go to, reports of a failed build.
+//! Messages of the process layer: levels, the log interface, and reports of failed builds.
 //!
-//! Nothing here formats time or process numbers: that is the log module's work. Texts are nginx's.
+//! Time and process numbers are added by the log module. The texts are nginx's.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -11,26 +11,26 @@ use gale_config::{Diagnostic, Severity, Sources};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// What the log says at the end of a reload, of which nginx tells only the beginning.
+/// Logged at the end of a successful reload; nginx logs only its beginning.
 pub(super) const IN_FORCE: &str = "the new configuration is in force";
-/// The same, behind what is wrong with the new one.
+/// Logged at the end of a failed reload, after its errors.
 pub(super) const OLD_STAYS: &str = "the old configuration stays in force";
 
-/// Longest text of a report that crosses a link, in bytes of JSON, so that with its framing it fits one packet.
+/// Maximum text of a report that is sent over a link, in bytes of JSON, so that with its framing it fits one packet.
 const REPORT_BYTES_MAX: usize = 32 * 1024;
-/// Most messages of such a report: each costs some framing of its own.
+/// Maximum number of messages in such a report: each has framing of its own.
 const REPORT_ENTRIES_MAX: usize = 256;
 
-/// Where process messages go. Implemented by the log module; it drops what is below the configured level.
+/// Destination of process messages. Implemented by the log module, which drops messages below the configured level.
 pub trait ErrorLog: Send + Sync {
-    /// Writes one message, given without time, level and process number. Never waits long: whoever writes has
-    /// others to look after. `emerg` is written when this returns, unless the file holds it up.
+    /// Writes one message, given without time, level and process number. Never blocks for long, because the caller has
+    /// other work. When this returns, an `emerg` message is written, unless the file blocks.
     fn write(&self, level: Level, message: &str);
 }
 
 /// `gale: [emerg] message` on standard error: the log before there is a configuration.
 pub struct StderrLog {
-    /// Name that begins the line.
+    /// Name at the beginning of each line.
     pub program: String,
     /// Less severe messages are dropped.
     pub level: Level,
@@ -44,14 +44,14 @@ impl ErrorLog for StderrLog {
     }
 }
 
-/// Keeps messages until there may be a thread that writes them: a change of user must come before the first.
+/// Keeps messages until a thread that writes them may be started, which is only after the change of user.
 #[derive(Default)]
 pub(super) struct KeptLog {
     messages: Mutex<Vec<(Level, String)>>,
 }
 
 impl KeptLog {
-    /// Writes what was kept to `log`, in order.
+    /// Writes the kept messages to `log`, in order.
     pub fn pass_on(&self, log: &dyn ErrorLog) {
         for (level, message) in self.messages.lock().drain(..) {
             log.write(level, &message);
@@ -65,12 +65,12 @@ impl ErrorLog for KeptLog {
     }
 }
 
-/// Why a signal or an order could not be sent.
+/// Failure to send a signal or an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignalError {
     /// nginx's level for it.
     pub level: Level,
-    /// nginx's words.
+    /// nginx's text.
     pub message: String,
 }
 
@@ -80,10 +80,10 @@ impl fmt::Display for SignalError {
     }
 }
 
-/// What is wrong with a configuration, or worth a warning.
+/// Errors and warnings of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// In the order in which they were found.
+    /// Messages in the order in which they were found.
     pub entries: Vec<ReportEntry>,
 }
 
@@ -92,14 +92,14 @@ pub struct Report {
 pub struct ReportEntry {
     /// Severity.
     pub level: Level,
-    /// nginx's words with place: `unknown directive "lissten" in /etc/gale/gale.conf:12`.
+    /// nginx's text with its place: `unknown directive "lissten" in /etc/gale/gale.conf:12`.
     pub message: String,
     /// Source line, caret and hint for the terminal; may be empty. Not written to logs.
     pub detail: String,
 }
 
 impl Report {
-    /// A report of one message.
+    /// Returns a report of one message.
     pub fn new(level: Level, message: impl Into<String>) -> Report {
         let mut report = Report::default();
         report.push(level, message);
@@ -111,25 +111,25 @@ impl Report {
         self.entries.push(ReportEntry { level, message: message.into(), detail: String::new() });
     }
 
-    /// Adds what the configuration language found, with its source line for the terminal.
+    /// Adds a diagnostic of the configuration language, with its source line for the terminal.
     pub fn push_diagnostic(&mut self, diagnostic: &Diagnostic, sources: &Sources) {
         let level = match diagnostic.severity {
             Severity::Emerg => Level::Emerg,
             Severity::Warn => Level::Warn,
             Severity::Notice => Level::Notice,
         };
-        // The rendered text begins with the line that `message` is made from; what follows is for people.
+        // The rendered text begins with the line that is in `message`; the rest is for people.
         let rendered = diagnostic.render(sources, "");
         let detail = rendered.split_once('\n').map_or("", |(_, rest)| rest);
         self.entries.push(ReportEntry { level, message: diagnostic.line(sources), detail: detail.to_owned() });
     }
 
-    /// Nothing to say.
+    /// True if there are no messages.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The report as the terminal shows it, every line ended.
+    /// Returns the report for the terminal, with a newline after every line.
     pub fn render(&self, program: &str) -> String {
         let mut text = String::new();
         for entry in &self.entries {
@@ -149,7 +149,7 @@ impl Report {
         }
     }
 
-    /// Cuts the report down to what one packet of a link carries, and says so.
+    /// Truncates the report to the size of one packet of a link, with a message that says so.
     pub(super) fn bounded(mut self) -> Report {
         let mut left = REPORT_BYTES_MAX;
         for (index, entry) in self.entries.iter_mut().enumerate() {
@@ -164,18 +164,18 @@ impl Report {
     }
 }
 
-/// Writes to standard error. Unlike `eprint!` this does not panic when the terminal is gone: nobody is left to tell
-/// then.
+/// Writes to standard error. Unlike `eprint!` this does not panic when the terminal is gone.
 pub(super) fn say(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// ` (98: Address already in use)`, as nginx ends a message about a failed system call, with the space before it.
+/// Returns the text that nginx appends to messages about failed system calls, with a space before it: ` (98: Address
+/// already in use)`.
 pub fn errno_text(error: &io::Error) -> String {
     format!(" {}", OsErrorText(error))
 }
 
-/// Cuts a text down to what is left of the room, in bytes of JSON; true when nothing had to go.
+/// Truncates a text to the bytes of JSON left in `left`; returns `true` if all of it fits.
 fn cut(text: &mut String, left: &mut usize) -> bool {
     for (at, character) in text.char_indices() {
         let length = encoded_length(character);
@@ -198,14 +198,14 @@ fn encoded_length(character: char) -> usize {
     }
 }
 
-/// Why a resource cannot be had: nginx's words, without the place in the configuration, which the caller knows.
+/// Failure to open a resource: nginx's text, without the place in the configuration, which the caller knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceError {
     message: String,
 }
 
 impl ResourceError {
-    /// An error with this message.
+    /// Returns an error with this message.
     pub fn new(message: impl Into<String>) -> ResourceError {
         ResourceError { message: message.into() }
     }
@@ -220,7 +220,7 @@ impl fmt::Display for ResourceError {
 impl std::error::Error for ResourceError {}
 
 impl From<ResourceError> for Diagnostic {
-    /// Without a place: `Diagnostic::at` adds it.
+    /// Returns a diagnostic without a place: `Diagnostic::at` adds it.
     fn from(error: ResourceError) -> Diagnostic {
         Diagnostic::emerg(error.message)
     }

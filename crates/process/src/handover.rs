@@ -1,13 +1,13 @@
-//! Idle connections on their way from a worker process that leaves to the one that serves after it: in an upgrade of
-//! the binary, and when a reload needs another worker process.
+//! Idle connections passed from a worker process that leaves to its successor: in an upgrade of the binary, and when a
+//! reload needs another worker process.
 //!
 //! ```text
-//!   loops of who leaves ── Successor ═══ SOCK_SEQPACKET ═══► Arrivals ── loops of who serves
+//!   loops that leave ── Successor ═══ SOCK_SEQPACKET ═══► Arrivals ── loops that serve
 //! ```
 //!
-//! A packet is one connection: its socket, what is known of it, and what was received of it meanwhile. Nothing here
-//! blocks. Whoever serves says so first; without that nothing is passed, because the new binary may be one that knows
-//! nothing of this (nginx).
+//! A packet is one connection: its socket, its state, and the bytes received meanwhile. Nothing here blocks. The
+//! successor announces first that it serves; before that no connection is passed, because the new binary may not
+//! support this (nginx).
 
 use std::env;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -25,33 +25,33 @@ use serde::{Deserialize, Serialize};
 
 use super::listen::ListenAddress;
 
-/// Names the descriptor by which connections come, in the environment of a new binary.
+/// Environment variable that tells a new binary the descriptor on which connections arrive.
 const VARIABLE: &str = "GALE_ARRIVALS";
 
-/// The longest packet, in bytes: a note, and what was received while the connection left its loop.
+/// Maximum packet size in bytes: a note, and the bytes received while the connection left its loop.
 const PACKET_BYTES_MAX: usize = 32 * 1024;
 
-/// What who serves says first.
+/// The announcement of the successor.
 const HELLO: &[u8] = b"ready";
 
-/// Where connections can be passed to.
+/// The end to which connections are passed.
 #[derive(Clone, Debug)]
 pub struct Successor(Arc<OwnedFd>);
 
-/// Where they arrive.
+/// The end at which connections arrive.
 #[derive(Clone, Debug)]
 pub struct Arrivals(Arc<OwnedFd>);
 
-/// What an idle connection takes along.
+/// State of an idle connection that is passed with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdleNote {
-    /// The address of the listening socket that it came in by.
+    /// Address of the listening socket that accepted it.
     pub listening: ListenAddress,
-    /// Its requests so far.
+    /// Number of its requests so far.
     pub requests: u64,
-    /// How long ago it was accepted.
+    /// Time since it was accepted.
     pub age: Duration,
-    /// How long it may be idle from now on.
+    /// Maximum idle time from now on.
     pub idle_max: Duration,
 }
 
@@ -60,13 +60,13 @@ pub struct IdleNote {
 pub struct Arrived {
     /// Its socket.
     pub connection: OwnedFd,
-    /// What is known of it.
+    /// Its state.
     pub note: IdleNote,
-    /// What its client has sent just then: comes before all else.
+    /// Bytes received while the connection was passed: they precede everything read from the socket.
     pub received: Vec<u8>,
 }
 
-/// Both ends.
+/// Returns both ends.
 pub(crate) fn pair() -> io::Result<(Successor, Arrivals)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -74,7 +74,7 @@ pub(crate) fn pair() -> io::Result<(Successor, Arrivals)> {
 }
 
 impl Successor {
-    /// The end that came over the link.
+    /// Wraps the end that was received over the link.
     pub(crate) fn new(socket: OwnedFd) -> Successor {
         Successor(Arc::new(socket))
     }
@@ -83,23 +83,23 @@ impl Successor {
         &self.0
     }
 
-    /// Whether somebody takes what is passed.
+    /// True if the other end has announced that it takes connections.
     pub fn is_there(&self) -> bool {
-        // It stays there, for all loops to see.
+        // The announcement stays in the socket, for all loops to see.
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         rustix::net::recv(&*self.0, &mut [0; HELLO.len()], flags).is_ok_and(|(count, _)| count == HELLO.len())
     }
 
-    /// Whether somebody may still come who takes it.
+    /// True if the other end may still announce that it takes connections.
     pub(crate) fn is_awaited(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         matches!(rustix::net::recv(&*self.0, &mut [0; HELLO.len()], flags), Err(Errno::AGAIN))
     }
 
-    /// Passes a connection. Who passes it still holds it, and closes it.
+    /// Passes a connection. The caller keeps its own descriptor and closes it.
     ///
     /// # Errors
-    /// `WouldBlock` while others are on their way; else it cannot be passed.
+    /// `WouldBlock` while too many others are in flight; any other error means that it cannot be passed.
     pub fn pass(&self, connection: BorrowedFd<'_>, note: &IdleNote, received: &[u8]) -> io::Result<()> {
         let mut packet = serde_json::to_vec(note)?;
         packet.push(b'\n');
@@ -115,7 +115,7 @@ impl Successor {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match rustix::net::sendmsg(&*self.0, &[IoSlice::new(&packet)], &mut ancillary, flags) {
             Ok(_) => Ok(()),
-            // Too many descriptors on their way, or no memory for the packet.
+            // Too many descriptors in flight, or no memory for the packet.
             Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Err(io::ErrorKind::WouldBlock.into()),
             Err(error) => Err(error.into()),
         }
@@ -123,12 +123,12 @@ impl Successor {
 }
 
 impl Arrivals {
-    /// The end that came over the link.
+    /// Wraps the end that was received over the link.
     pub(crate) fn new(socket: OwnedFd) -> Arrivals {
         Arrivals(Arc::new(socket))
     }
 
-    /// The end that the previous binary left us, if it did. To be asked before anything is opened.
+    /// Returns the end that the previous binary left us, if it did. Must be called before anything is opened.
     pub(crate) fn inherited() -> Option<Arrivals> {
         let number = env::var(VARIABLE).ok()?.parse().ok().filter(|&number: &RawFd| number > 2)?;
         // SAFETY: only borrowed for calls that fail with EBADF if it is not open.
@@ -137,14 +137,14 @@ impl Arrivals {
         if !is_ours || rustix::net::sockopt::socket_domain(probe).ok()? != AddressFamily::UNIX {
             return None;
         }
-        // SAFETY: an open socket that was there when the process began, which has opened none of this kind yet: nothing
+        // SAFETY: an open socket that existed when the process started, which has opened none of this kind yet: nothing
         // in it owns the number.
         let socket = unsafe { OwnedFd::from_raw_fd(number) };
         rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC).ok()?;
         Some(Arrivals::new(socket))
     }
 
-    /// The variable that tells the new binary of it.
+    /// Returns the environment variable for the new binary.
     pub(crate) fn variable(&self) -> (&'static str, String) {
         (VARIABLE, self.0.as_raw_fd().to_string())
     }
@@ -153,16 +153,16 @@ impl Arrivals {
         &self.0
     }
 
-    /// Says that connections are taken here from now on. Once is enough, more does no harm.
+    /// Announces that connections are taken here from now on. Further announcements do no harm.
     pub fn announce(&self) {
-        // Whoever has gone has nothing to pass.
+        // If the other end is gone, it has no connections to pass.
         let _ = rustix::net::send(&*self.0, HELLO, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// The next connection, if one has come.
+    /// Returns the next connection, if one has arrived.
     ///
     /// # Errors
-    /// `UnexpectedEof`: all who could pass some are gone. Others: this one is lost.
+    /// `UnexpectedEof`: all senders are gone. Any other error: this connection is lost.
     pub fn take(&self) -> io::Result<Option<Arrived>> {
         let mut packet = vec![0; PACKET_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -171,7 +171,7 @@ impl Arrivals {
         let mut into = [IoSliceMut::new(&mut packet)];
         let mut received = rustix::net::recvmsg(&*self.0, &mut into, &mut ancillary, flags);
         if matches!(received, Err(Errno::CONNRESET)) {
-            // Said once, before what has come, of a process that ended without reading our greeting.
+            // Reported once, before the pending packets, when a process has exited without reading our announcement.
             received = rustix::net::recvmsg(&*self.0, &mut into, &mut ancillary, flags);
         }
         let received = match received {
@@ -194,7 +194,7 @@ impl Arrivals {
                 let note = serde_json::from_slice(note)?;
                 Ok(Some(Arrived { connection, note, received: received[1..].to_vec() }))
             }
-            // This process had no room for the descriptor: the client finds its connection closed.
+            // This process had no free descriptor: the client sees its connection closed.
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }

@@ -1,6 +1,6 @@
-//! The helper of a reload: parses, resolves, opens, hands the bundle over, exits.
+//! The helper process of a reload: parses, resolves names, opens resources, hands over the bundle, exits.
 //!
-//! It may take its time and may fail in any way; the master waits for nothing but its messages.
+//! It may block and may fail in any way; the master only waits for its messages.
 
 use gale_base::log_level::Level;
 use std::io;
@@ -17,7 +17,7 @@ use super::link::{Link, Message, Received};
 use super::program::{BuildRequest, Built, Program};
 use super::system::{NewSocketFiles, SystemResources};
 
-/// Longest wait for the master, which only has to send and to read.
+/// Maximum wait for the master, which only has to send and to read.
 const MASTER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs the helper on the link to its master.
@@ -25,7 +25,7 @@ pub(super) fn run<P: Program>(program: &P, link: Link) -> ExitCode {
     let link = Arc::new(Mutex::new(link));
     match serve(program, &link) {
         Ok(()) => ExitCode::SUCCESS,
-        // Without the master there is nobody to tell.
+        // Without the master the error cannot be reported.
         Err(_) => ExitCode::FAILURE,
     }
 }
@@ -42,8 +42,8 @@ fn serve<P: Program>(program: &P, link: &Arc<Mutex<Link>>) -> io::Result<()> {
     };
     let log: Arc<dyn ErrorLog> = Arc::new(ForwardingLog { link: Arc::clone(link) });
     let resources = SystemResources::new(Arc::clone(&log)).with_existing(open.record.listeners);
-    // Sockets that the new configuration does not take over are closed here, before the master hears of it: a copy in
-    // this process must not keep a removed address open.
+    // Sockets that the new configuration does not take over are closed here, before the master gets the bundle: a copy
+    // in this process must not keep a removed address open.
     let Fresh { bundle, built, socket_files } = match build(program, request, resources) {
         Ok(fresh) => fresh,
         Err(report) => {
@@ -54,13 +54,13 @@ fn serve<P: Program>(program: &P, link: &Arc<Mutex<Link>>) -> io::Result<()> {
     };
     let handed_over = hand_over(&mut link.lock(), bundle, &built.warnings);
     if handed_over.is_err() {
-        // The master does not know of them, and never will.
+        // The master does not know of these files and never will.
         socket_files.remove(&*log);
     }
     handed_over
 }
 
-/// Ends when the master has the bundle, and everything that belongs to it with it.
+/// Returns when the master has the bundle and owns the files of its sockets.
 fn hand_over(link: &mut Link, bundle: Bundle, warnings: &Report) -> io::Result<()> {
     let deadline = Instant::now() + MASTER_TIMEOUT;
     for entry in &warnings.entries {
@@ -75,15 +75,15 @@ fn hand_over(link: &mut Link, bundle: Bundle, warnings: &Report) -> io::Result<(
     }
 }
 
-/// What a build from the system yields.
+/// Result of a build from the system.
 pub(super) struct Fresh<C> {
     pub bundle: Bundle,
     pub built: Built<C>,
-    /// To be removed if the bundle is not used after all.
+    /// Files to be removed if the bundle is not used after all.
     pub socket_files: NewSocketFiles,
 }
 
-/// Builds from the system and makes a bundle of it. A failed build leaves no new socket file behind.
+/// Builds from the system and makes a bundle of the result. A failed build leaves no new socket file behind.
 pub(super) fn build<P: Program>(
     program: &P,
     request: BuildRequest,
@@ -105,14 +105,14 @@ pub(super) fn build<P: Program>(
     }
 }
 
-/// Runs a build, panics included.
+/// Runs a build; a panic becomes an error.
 pub(super) fn guarded<T>(build: impl FnOnce() -> Result<T, Report>) -> Result<T, Report> {
     catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|_| {
         Err(Report::new(Level::Emerg, "the configuration could not be built: internal error (panic)"))
     })
 }
 
-/// Lines go to the master, whose log it is.
+/// Sends messages to the master, which writes the log.
 struct ForwardingLog {
     link: Arc<Mutex<Link>>,
 }

@@ -1,9 +1,9 @@
 //! Places in the file system that a worker process may access: paths of the configuration, and the directories that
 //! they name at this moment.
 //!
-//! The kernel's rules bind to directories, not to their names, and to all that lies below. So a place is known by the
-//! devices and inodes on its way from the root: a reload after which the same name is another directory needs a new
-//! worker process, and one that adds a directory below a place does not.
+//! The kernel's rules bind to directories, not to their names, and cover everything below. So a place is identified by
+//! the devices and inodes on its path from the root: a reload after which the same name is another directory needs a
+//! new worker process, and one that adds a directory below a place does not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
