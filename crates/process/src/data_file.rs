@@ -157,8 +157,9 @@ unsafe impl Sync for Region {}
 
 impl Region {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is `length` bytes long and stays until this is dropped. The seals, which were set or seen
-        // before, keep its memory as long as it is and unchanged. An empty one is a dangling pointer, which is aligned.
+        // SAFETY: the mapping is `length` bytes long and stays until this is dropped. The seals, which were set or
+        // checked before, keep size and contents of the memory unchanged. An empty one is a dangling pointer, which is
+        // aligned.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }

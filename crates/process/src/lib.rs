@@ -1,4 +1,4 @@
-//! Master, worker process, bundle: how Gale starts, reloads, survives and stops.
+//! Master, worker process, bundle: how Gale starts, reloads, survives crashes and stops.
 //!
 //! ```text
 //!   command line ── build ──► bundle ──► master (one thread, supervises)
@@ -8,11 +8,11 @@
 //!               opens, exits)              └── signals, pid file, respawn
 //! ```
 //!
-//! This crate knows no directive and no protocol: what is served comes in through [`Program`]. It never parses in the
-//! master, and never blocks an event loop: whatever can wait runs in the helper or on the worker's builder thread.
+//! This crate knows no directive and no protocol: the program that serves implements [`Program`]. It never parses in
+//! the master and never blocks an event loop: blocking work runs in the helper or on the worker's builder thread.
 //!
-//! Invariant: the master holds the bundle that was acknowledged last, complete, so that a worker process can be started
-//! again at any moment without reading a file.
+//! Invariant: the master holds the complete bundle that was acknowledged last, so that a worker process can be
+//! restarted at any time without reading a file.
 
 mod activation;
 mod bundle;

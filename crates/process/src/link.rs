@@ -1,9 +1,9 @@
 //! The link: messages and bundles between the master and a process it started, over a SOCK_SEQPACKET socket pair.
 //!
-//! A packet is one JSON message, with at most 253 descriptors beside it (SCM_MAX_FD of Linux). A bundle is announced by
-//! a message that carries its memfd, and its descriptors follow in batches. Nothing here blocks: what the socket does
-//! not take waits in a bounded outbox. A peer that breaks the protocol loses the link; descriptors that this process
-//! had no room for do not, they cost one bundle.
+//! A packet is one JSON message with at most 253 descriptors (SCM_MAX_FD of Linux). A bundle is announced by a message
+//! with its memfd, and its descriptors follow in batches. Nothing here blocks: packets that the socket does not accept
+//! wait in a bounded outbox. A peer that violates the protocol loses the link. Descriptors that exceed this process's
+//! limit cost only their bundle.
 
 use gale_base::log_level::Level;
 use std::collections::VecDeque;
@@ -29,67 +29,68 @@ use super::program::BuildRequest;
 use super::secrets::SecretSeries;
 use super::text;
 
-/// Descriptors in one message: SCM_MAX_FD of Linux.
+/// Maximum number of descriptors in one message: SCM_MAX_FD of Linux.
 const DESCRIPTORS_PER_MESSAGE_MAX: usize = 253;
-/// Descriptors of one bundle; more than any process may hold open by default.
+/// Maximum number of descriptors in one bundle; more than any process may hold open by default.
 const DESCRIPTORS_MAX: usize = 1 << 20;
 /// Few, because a path may have 4 KiB, and JSON may need six bytes for one of them.
 const PATHS_PER_MESSAGE: usize = 4;
-/// Largest packet, in bytes. Reports and log lines are cut down before.
+/// Maximum packet size in bytes. Reports and log lines are truncated before.
 pub(super) const PACKET_BYTES_MAX: usize = 160 * 1024;
-/// Packets that wait for a peer which does not read. A bundle of 250,000 descriptors fits.
+/// Maximum number of packets that wait for a peer which does not read. A bundle of 250,000 descriptors fits.
 const OUTBOX_MAX: usize = 1024;
-/// How long a link waits when the kernel has no memory for a packet, or too many descriptors are on their way.
+/// Pause of a link when the kernel has no memory for a packet, or too many descriptors are in flight.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// Longest log line that is forwarded, in bytes.
+/// Maximum length of a forwarded log line in bytes.
 const LOG_LINE_BYTES_MAX: usize = 4096;
 
-/// What is said on a link.
+/// A message on a link.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// A bundle begins; its memfd comes with this.
+    /// A bundle begins; its memfd is attached.
     Bundle { protocol: u32, generation: u64, descriptors: usize },
     /// The next descriptors of the bundle.
     Descriptors,
-    /// To the helper: build this. A bundle of what is open follows first.
+    /// To the helper: build this. A bundle with the open resources precedes it.
     Build { request: BuildRequest },
     /// To the helper: the bundle has arrived.
     Taken,
-    /// To the worker: drain and exit. `is_last`: nobody else accepts at its sockets then.
+    /// To the worker: drain and exit. `is_last`: no other process accepts on its sockets afterwards.
     Quit { is_last: bool },
-    /// To the worker: idle connections can be passed on by the socket that comes with this. Comes before `Quit`.
+    /// To the worker: pass idle connections to the attached socket. Precedes `Quit`.
     Successor,
-    /// To the worker: idle connections come by the socket that comes with this.
+    /// To the worker: take idle connections from the attached socket.
     Arrivals,
-    /// To the worker: the page cache helper answers at the other end of the socket that comes with this.
+    /// To the worker: the attached socket is connected to the page cache helper.
     PageCacheHelper,
     /// To the worker: exit.
     Terminate,
-    /// To the worker: connections may wait of which it was not told.
+    /// To the worker: poll the listening sockets, because connections may be queued that the kernel did not report to
+    /// it.
     Look,
-    /// To the worker: so many before it have died and were replaced.
+    /// To the worker: number of its predecessors that died and were replaced.
     Respawned { count: u64 },
-    /// To the worker: who is at the other end of the socket that comes with this wants its figures.
+    /// To the worker: send the statistics to the attached socket.
     Status,
-    /// To the worker: these are the secrets from now on. They come before the first bundle.
+    /// To the worker: use these secrets from now on. Also precedes the first bundle.
     Secrets { series: Vec<SecretSeries> },
-    /// To the worker: these logs are now these files, which come with this.
+    /// To the worker: the attached files replace these logs.
     Reopen { paths: Vec<LogPath> },
     /// From the worker: serving.
     Ready { generation: u64 },
-    /// From the worker: had no room for the descriptors of reopened logs, and wants them once more.
+    /// From the worker: it had no free descriptors for reopened logs; send them again.
     ReopenAgain,
-    /// From the worker: built, and being committed.
+    /// From the worker: the configuration is built and is being committed.
     Prepared { generation: u64 },
-    /// From worker or helper: cannot be used.
+    /// From worker or helper: the configuration cannot be used.
     Refused { generation: u64, report: Report },
-    /// From the worker: every loop uses it, removed listeners are drained.
+    /// From the worker: every loop uses the configuration, removed listeners are drained.
     Committed { generation: u64 },
-    /// From the worker: it is about to accept no more, and ends when its connections have.
+    /// From the worker: it is about to stop accepting, and exits after its last connection.
     Leaving,
-    /// From the worker: nothing that it accepted from is open any more.
+    /// From the worker: it has closed all its listening sockets.
     AcceptingEnded,
-    /// From the worker: its last word.
+    /// From the worker: its last message.
     Ending,
     /// From the helper: a line for the master's log.
     Log { level: Level, message: String },
@@ -99,11 +100,11 @@ pub(super) enum Message {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LogPath(#[serde(with = "text::path")] pub PathBuf);
 
-/// What has arrived.
+/// A complete message or bundle that has arrived.
 pub(super) enum Received {
     Message(Message),
     Bundle(Box<Bundle>),
-    /// A bundle came, but this process had no room for all of its descriptors (EMFILE).
+    /// A bundle arrived, but this process had no free descriptors for all of it (EMFILE).
     BundleLost {
         generation: u64,
     },
@@ -111,9 +112,9 @@ pub(super) enum Received {
     Successor(Successor),
     Arrivals(Arrivals),
     PageCacheHelper(OwnedFd),
-    /// As with a bundle.
+    /// Like `BundleLost`, for reopened logs.
     ReopenedLost,
-    /// Who asks for figures; none when there was no room for the descriptor.
+    /// The connection of a client that requests statistics; `None` if there was no free descriptor.
     Status(Option<OwnedFd>),
 }
 
@@ -121,7 +122,8 @@ pub(super) enum Received {
 pub(super) struct Link {
     socket: OwnedFd,
     outbox: VecDeque<Packet>,
-    /// The kernel could not take the first packet, for a reason that no poll tells the end of.
+    /// Time of the next attempt after the kernel failed to take the first packet for a reason that poll(2) does not
+    /// report.
     retry_at: Option<Instant>,
     incoming: Option<Incoming>,
     buffer: Vec<u8>,
@@ -132,39 +134,39 @@ struct Packet {
     descriptors: Vec<Arc<OwnedFd>>,
 }
 
-/// A bundle of which a part has arrived.
+/// A bundle that has arrived in part.
 struct Incoming {
     generation: u64,
     expected: usize,
-    /// Messages with descriptors that are still to come.
+    /// Messages with descriptors that have not arrived yet.
     batches: usize,
-    /// None when something was lost: the rest is only counted.
+    /// `None` when something was lost: the remaining messages are only counted.
     contents: Option<(OwnedFd, Vec<OwnedFd>)>,
 }
 
-/// What came beside a packet.
+/// Descriptors attached to a packet.
 struct Descriptors {
     arrived: Vec<OwnedFd>,
-    /// This process had no room for all of them.
+    /// True if this process had no free descriptors for all of them.
     truncated: bool,
 }
 
 impl Link {
-    /// A new link: our end, and the socket for the process at the other.
+    /// Returns a new link: our end, and the socket for the other process.
     pub fn pair() -> io::Result<(Link, OwnedFd)> {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Link::new(ours), theirs))
     }
 
-    /// The end that a process was started with.
+    /// Wraps the socket that a process was started with.
     pub fn new(socket: OwnedFd) -> Link {
         // As large as the system allows; the default already holds one packet.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4 * PACKET_BYTES_MAX);
         Link { socket, outbox: VecDeque::new(), retry_at: None, incoming: None, buffer: Vec::new() }
     }
 
-    /// Sends a message, or keeps it until the socket can take it.
+    /// Sends a message, or queues it until the socket accepts it.
     ///
     /// # Errors
     /// The link is lost.
@@ -173,7 +175,7 @@ impl Link {
         self.flush()
     }
 
-    /// Sends a message with the descriptor that it is about.
+    /// Sends a message with the descriptor it refers to.
     ///
     /// # Errors
     /// The link is lost.
@@ -182,18 +184,18 @@ impl Link {
         self.flush()
     }
 
-    /// Sends a message that is of no use later: it is left out while the peer has not read what was sent before, and
-    /// takes no room from what must not be lost.
+    /// Sends a message that is useless if delayed: it is dropped while earlier packets are queued, so that it takes no
+    /// space from messages that must not be lost.
     ///
-    /// # Errors
+    /// The link is lost.
     /// The link is lost.
     pub fn send_unless_waiting(&mut self, message: &Message) -> io::Result<()> {
         if self.outbox.is_empty() { self.send(message) } else { Ok(()) }
     }
 
-    /// Passes on the socket of someone who asks for figures; `false` when the peer has not read what was sent before.
+    /// Passes on the socket of a client that requests statistics; returns `false` while earlier packets are queued.
     ///
-    /// # Errors
+    /// The link is lost.
     /// The link is lost.
     pub fn send_status(&mut self, socket: OwnedFd) -> io::Result<bool> {
         if !self.outbox.is_empty() {
@@ -203,17 +205,17 @@ impl Link {
         self.flush().map(|()| true)
     }
 
-    /// Sends a line for the log, cut to a bounded length.
+    /// Sends a log line, truncated to `LOG_LINE_BYTES_MAX`.
     pub fn send_log(&mut self, level: Level, message: &str) -> io::Result<()> {
         let end = message.char_indices().map(|(at, _)| at).take_while(|&at| at <= LOG_LINE_BYTES_MAX).last();
         let message = if message.len() > LOG_LINE_BYTES_MAX { &message[..end.unwrap_or(0)] } else { message };
         self.send(&Message::Log { level, message: message.to_owned() })
     }
 
-    /// Sends a bundle under this generation.
+    /// Sends a bundle with its generation.
     pub fn send_bundle(&mut self, bundle: &Bundle) -> io::Result<()> {
         let (memory, descriptors) = bundle.encode()?;
-        // As a whole or not at all: the other process could make nothing of a part.
+        // As a whole or not at all: a part is useless to the other process.
         self.make_room(1 + descriptors.len().div_ceil(DESCRIPTORS_PER_MESSAGE_MAX))?;
         let announcement = Message::Bundle {
             protocol: PROTOCOL_VERSION,
@@ -227,7 +229,7 @@ impl Link {
         self.flush()
     }
 
-    /// Sends log files that were opened again.
+    /// Sends reopened log files.
     pub fn send_reopened(&mut self, logs: &[LogHandle]) -> io::Result<()> {
         self.make_room(logs.len().div_ceil(PATHS_PER_MESSAGE))?;
         for batch in logs.chunks(PATHS_PER_MESSAGE) {
@@ -237,10 +239,10 @@ impl Link {
         self.flush()
     }
 
-    /// What has arrived; none when nothing more has.
+    /// Returns the next message or bundle, or `None` if none is complete.
     ///
     /// # Errors
-    /// `UnexpectedEof`: the peer is gone. Others: it broke the protocol. The link is lost in both cases.
+    /// `UnexpectedEof`: the peer is gone. Any other error: it violated the protocol. The link is lost in both cases.
     pub fn receive(&mut self) -> io::Result<Option<Received>> {
         loop {
             let Some((message, descriptors)) = self.receive_packet()? else {
@@ -252,7 +254,7 @@ impl Link {
         }
     }
 
-    /// Sends what waits, as far as the socket takes it.
+    /// Sends queued packets until the socket accepts no more.
     pub fn flush(&mut self) -> io::Result<()> {
         use rustix::io::Errno;
         if self.retry_at.is_some_and(|at| at > Instant::now()) {
@@ -274,19 +276,19 @@ impl Link {
         Ok(())
     }
 
-    /// When to call `flush` although nothing has become ready.
+    /// Time to call `flush` even if poll(2) has reported nothing.
     pub fn retry_at(&self) -> Option<Instant> {
         self.retry_at
     }
 
-    /// What to poll this link for.
+    /// Events to poll this link for.
     pub fn interest(&self) -> PollFlags {
         let waits_for_room = !self.outbox.is_empty() && self.retry_at.is_none();
         if waits_for_room { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 
-    /// Waits until something arrives. Only for processes that have nothing else to do: the worker before its first
-    /// bundle, the helper.
+    /// Waits for a message. Only for processes that have nothing else to do: the worker before its first bundle, the
+    /// helper.
     pub fn wait(&mut self, deadline: Instant) -> io::Result<Received> {
         loop {
             self.flush()?;
@@ -332,7 +334,8 @@ impl Link {
         Ok(())
     }
 
-    /// Whether so many packets can wait. A peer that reads nothing for so long is taken for dead.
+    /// Checks that the outbox has space for so many packets. A peer that has read nothing for that long is treated as
+    /// dead.
     fn make_room(&self, packets: usize) -> io::Result<()> {
         if self.outbox.len() + packets > OUTBOX_MAX {
             return Err(io::Error::other("the other process does not read its messages"));
@@ -348,7 +351,7 @@ impl Link {
         let mut into = [IoSliceMut::new(&mut self.buffer)];
         let mut received = rustix::net::recvmsg(&self.socket, &mut into, &mut ancillary, flags);
         if matches!(received, Err(rustix::io::Errno::CONNRESET)) {
-            // Said once, of a peer that ended without reading all of ours, and before what it has said itself.
+            // Reported once, before the peer's pending packets, when it has exited without reading all of ours.
             received = rustix::net::recvmsg(&self.socket, &mut into, &mut ancillary, flags);
         }
         let received = match received {
@@ -371,7 +374,7 @@ impl Link {
             return Err(broken("packet too long"));
         }
         let message = serde_json::from_slice(&self.buffer[..received.bytes])?;
-        // An idle link holds no buffer.
+        // An idle link owns no buffer.
         self.buffer = Vec::new();
         let truncated = received.flags.contains(ReturnFlags::CTRUNC);
         Ok(Some((message, Descriptors { arrived, truncated })))
@@ -411,7 +414,7 @@ impl Link {
                 let paths = paths.into_iter().map(|path| path.0);
                 Ok(Some(Received::Reopened(paths.zip(descriptors.arrived).collect())))
             }
-            // Without it connections are closed that could have been passed, or files are read by threads.
+            // Losing it is harmless: connections are closed instead of being passed, or files are read by threads.
             (Message::Successor | Message::Arrivals | Message::PageCacheHelper, None) if descriptors.truncated => {
                 Ok(None)
             }

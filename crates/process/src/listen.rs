@@ -1,6 +1,6 @@
-//! Listening sockets: what is asked for, how it is opened, how it is recognised again.
+//! Listening sockets: specification, opening, and recognition of open ones.
 //!
-//! The texts of errors are nginx's. Nothing is retried here; see `system.rs`.
+//! Error texts are nginx's. Nothing is retried here; see `system.rs`.
 //! <https://nginx.org/en/docs/http/ngx_http_core_module.html#listen>
 
 use std::fmt;
@@ -24,10 +24,10 @@ use super::text;
 /// nginx's default length of the queue of pending connections (NGX_LISTEN_BACKLOG on Linux).
 pub const BACKLOG_DEFAULT: i32 = 511;
 
-/// Shared by everything that accepts from it.
+/// Shared by all that accept from it.
 pub type ListenerHandle = Arc<Listener>;
 
-/// Where to listen.
+/// Address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ListenAddress {
     /// IPv4 or IPv6 address and port. Port 0, which nginx's language cannot express, lets the kernel choose.
@@ -37,7 +37,7 @@ pub enum ListenAddress {
 }
 
 impl fmt::Display for ListenAddress {
-    /// As nginx's messages write it: `0.0.0.0:80`, `[::]:80`, `unix:/run/gale.sock`.
+    /// Formats the address as nginx's messages do: `0.0.0.0:80`, `[::]:80`, `unix:/run/gale.sock`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ListenAddress::Inet(address) => address.fmt(formatter),
@@ -71,9 +71,9 @@ pub struct KeepAlive {
 /// One `listen` address with its socket options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenSpec {
-    /// Where.
+    /// Address.
     pub address: ListenAddress,
-    /// What.
+    /// Type of the socket.
     pub kind: SocketKind,
     /// `backlog`, connections.
     pub backlog: i32,
@@ -96,7 +96,7 @@ pub struct ListenSpec {
 }
 
 impl ListenSpec {
-    /// A TCP or Unix stream listener with nginx's defaults.
+    /// Returns a TCP or Unix stream listener with nginx's defaults.
     pub fn new(address: ListenAddress) -> ListenSpec {
         ListenSpec {
             address,
@@ -122,52 +122,52 @@ impl ListenSpec {
 /// The open socket or, with `reuseport`, sockets of one address.
 #[derive(Clone, Debug)]
 pub struct Listener {
-    /// What was asked for.
+    /// Requested address and options.
     pub spec: ListenSpec,
-    /// At least one, except in a test (`-t`), where an address may be in use. May be more than asked for: a socket of a
-    /// configured address is never closed, because the kernel would reset what waits in its queue. Socket `index`
-    /// belongs to worker `index % workers`.
+    /// At least one, except in a test (`-t`), where an address may be in use. There may be more than requested: a
+    /// socket of a configured address is never closed, because the kernel would reset the connections in its queue.
+    /// Socket `index` belongs to worker `index % workers`.
     pub sockets: Vec<Arc<OwnedFd>>,
-    /// Who opened the first of them.
+    /// Opener of the first socket.
     pub opened_by: OpenedBy,
 }
 
-/// Who opened a socket, and so has to remove the file of a Unix socket.
+/// Opener of a socket, which is responsible for removing the file of a Unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpenedBy {
     /// This master, or its helper.
     Us,
-    /// A previous binary; it came through `NGINX=`.
+    /// A previous binary; passed in `NGINX=`.
     PreviousBinary,
-    /// The service manager, who keeps it open whether we serve or not; it came through `LISTEN_FDS=`.
+    /// The service manager, which keeps it open whether we serve or not; passed in `LISTEN_FDS=`.
     ServiceManager,
 }
 
 impl Listener {
-    /// The address the socket is bound to: differs from the one asked for when that had port 0.
+    /// Returns the address that the socket is bound to; it differs from the requested one if that had port 0.
     ///
     /// # Errors
-    /// As `getsockname` reports them.
+    /// Errors of `getsockname`.
     pub fn local_address(&self) -> io::Result<ListenAddress> {
         let first = self.sockets.first().ok_or(io::ErrorKind::NotConnected)?;
         bound_address(first.as_fd())
     }
 }
 
-/// Why a socket could not be opened.
+/// Failure to open a socket.
 #[derive(Debug)]
 pub(super) struct OpenError {
     /// EADDRINUSE: worth another try.
     pub in_use: bool,
-    /// nginx's words.
+    /// nginx's text.
     pub message: String,
 }
 
-/// Permissions of a Unix socket's file: everybody may connect, as in nginx.
+/// Permissions of a Unix socket's file: everyone may connect, as in nginx.
 const UNIX_SOCKET_MODE: u32 = 0o666;
 
-/// Opens one socket for `spec`: bound, listening, with the options that matter before that. `test` as for `-t`: a Unix
-/// socket's file is removed again.
+/// Opens one socket for `spec`: bound, listening, with the options that must be set before. With `test`, as for `-t`, a
+/// Unix socket's file is removed again.
 pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Result<OwnedFd, OpenError> {
     let failed = |call: String| {
         move |error: io::Error| OpenError {
@@ -197,14 +197,14 @@ pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Re
 
     let mode = rustix::fs::Mode::from_raw_mode(UNIX_SOCKET_MODE);
     if family == AddressFamily::UNIX {
-        // bind(2) creates the file with the socket's own permissions, less the umask. Where a system refuses to change
-        // those, chmod(2) below still sets the file's.
+        // bind(2) creates the file with the socket's own permissions, less the umask. On a system that refuses to
+        // change those, chmod(2) below still sets the file's permissions.
         let _ = rustix::fs::fchmod(&socket, mode);
     }
     bind(&socket, address).map_err(failed(format!("bind() to {address}")))?;
     let finish = || {
         if let ListenAddress::Unix(path) = address {
-            // The umask may have taken some away.
+            // The umask may have removed some permissions.
             rustix::fs::chmod(path, mode)
                 .map_err(|error| failed(format!("chmod() \"{}\"", path.display()))(error.into()))?;
             if test {
@@ -219,13 +219,13 @@ pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Re
     };
     let finished = finish();
     if let (Err(_), ListenAddress::Unix(path)) = (&finished, address) {
-        // What is worth saying is said by the error that led here.
+        // The error that led here is more relevant than one of this call.
         let _ = std::fs::remove_file(path);
     }
     finished.map(|()| socket)
 }
 
-/// Whether `path` is the file of a stream socket that nobody listens to any more.
+/// True if `path` is the file of a stream socket that no process listens on any more.
 pub(super) fn refuses_connections(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
@@ -236,8 +236,8 @@ pub(super) fn refuses_connections(path: &Path) -> bool {
     metadata.file_type().is_socket() && rustix::net::connect(&probe, &address) == Err(rustix::io::Errno::CONNREFUSED)
 }
 
-/// Sets the options that may change while the socket lives; what fails is logged and ignored, as in nginx. `previous`
-/// is how the socket was configured before, none for a new one.
+/// Sets the options that may change while the socket is open; failures are logged and ignored, as in nginx. `previous`
+/// is its former configuration, `None` for a new socket.
 pub(super) fn configure(listener: &Listener, previous: Option<&ListenSpec>, log: &dyn ErrorLog) {
     let spec = &listener.spec;
     if previous == Some(spec) {
@@ -260,7 +260,7 @@ pub(super) fn configure(listener: &Listener, previous: Option<&ListenSpec>, log:
                 &format!("listen() to {}, backlog {} failed{why}, ignored", spec.address, spec.backlog),
             );
         }
-        // Last, as in nginx. One second: how long a connection has waited already cannot be known.
+        // Last, as in nginx. One second, because the time that a connection has already waited is unknown.
         let is_inet = matches!(spec.address, ListenAddress::Inet(_));
         if is_inet && spec.deferred != previous.is_some_and(|old| old.deferred) {
             let seconds = spec.deferred.into();
@@ -273,9 +273,9 @@ pub(super) fn configure(listener: &Listener, previous: Option<&ListenSpec>, log:
     }
 }
 
-/// Configures sockets that another binary opened, about whose options we know nothing.
+/// Configures sockets opened by another binary, whose options are unknown.
 pub(super) fn configure_inherited(listener: &Listener, log: &dyn ErrorLog) {
-    // Differs in everything that is only set when it changes.
+    // Differs in every option that is only set on a change.
     let unknown = ListenSpec { backlog: -1, deferred: !listener.spec.deferred, ..listener.spec.clone() };
     configure(listener, Some(&unknown), log);
 }
@@ -285,24 +285,24 @@ pub(super) fn share_port(socket: &OwnedFd) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
 }
 
-/// Has the kernel tell of every connection from now on, whether something was sent or not: of a socket that nobody will
-/// listen on any more. Who has connected before is told of when the kernel has asked again, after a second.
+/// Makes the kernel report every connection from now on, even before data has arrived: for a socket that will be
+/// closed. Earlier connections are reported after the kernel has retransmitted, within a second.
 pub fn stop_deferring(socket: &OwnedFd) {
-    // In vain, who says nothing in time is reset, as by nginx.
+    // If this fails, clients that send nothing in time are reset, as by nginx.
     let _ = set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0);
 }
 
-/// Closes this process's hold on the socket under everyone who still has the handle: its number refers to /dev/null
-/// from now on. An old configuration may be held for hours by one download; its sockets must not stay in the kernel's
-/// table with nobody accepting. `null` is that file, which was opened while there was room for it.
+/// Closes the socket in this process for all holders of the handle: its descriptor refers to /dev/null from now on. A
+/// single download may hold an old configuration for hours; its sockets must not stay in the kernel's table without
+/// being accepted from. `null` is that file, opened while there was a free descriptor.
 ///
 /// # Errors
-/// The first that occurs; all sockets are tried.
+/// The first error; all sockets are tried.
 pub(super) fn detach(null: &OwnedFd, sockets: impl IntoIterator<Item = Arc<OwnedFd>>) -> io::Result<()> {
     let mut result = Ok(());
     for socket in sockets {
         // SAFETY: both descriptors are open, held by the references; dup3 touches no memory. The number stays owned by
-        // the `OwnedFd`, only what it refers to changes, which is the purpose.
+        // the `OwnedFd`; only the file that it refers to changes, which is the purpose.
         let code = unsafe { libc::dup3(null.as_raw_fd(), socket.as_raw_fd(), libc::O_CLOEXEC) };
         if code < 0 && result.is_ok() {
             result = Err(io::Error::last_os_error());
@@ -311,50 +311,49 @@ pub(super) fn detach(null: &OwnedFd, sockets: impl IntoIterator<Item = Arc<Owned
     result
 }
 
-/// Ends listening on the sockets for all processes that have them. A thread that the kernel holds keeps them open, and
-/// who connects to them would wait for ever, and nobody else could listen on the address. Not on those of the service
-/// manager, who would be cut off from its own sockets.
+/// Stops listening on the sockets in all processes that have them. A thread stuck in the kernel keeps them open:
+/// clients that connect would wait forever, and no other process could listen on the address. Sockets of the service
+/// manager are excluded, because it would lose its own sockets.
 pub(super) fn shut_down(listener: &Listener) {
     if listener.opened_by == OpenedBy::ServiceManager {
         return;
     }
     for socket in &listener.sockets {
-        // One that does not listen any more has nothing to end. One that takes datagrams keeps its port even so: the
-        // kernel answers ENOTCONN, and frees the port of a socket that was bound to it only when the last who has it
-        // closes it.
+        // Has no effect on a socket that does not listen. A datagram socket keeps its port even so: the kernel returns
+        // ENOTCONN, and frees the port of a socket that was bound to it only when its last descriptor is closed.
         let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
     }
 }
 
-/// Whether a socket at `[::]` takes connections over IPv4, too, although `spec` wants none, or the other way round:
-/// only whoever opens a socket can choose.
+/// True if a socket at `[::]` accepts IPv4 although `spec` does not, or the other way round: this option can only be
+/// set when a socket is opened.
 pub(super) fn differs_in_families(spec: &ListenSpec, socket: &OwnedFd) -> bool {
     matches!(spec.address, ListenAddress::Inet(SocketAddr::V6(address)) if address.ip().is_unspecified())
         && rustix::net::sockopt::ipv6_v6only(socket).is_ok_and(|is_only| is_only != spec.ipv6only)
 }
 
-/// Whether a socket takes connections by several paths although `spec` wants none, or the other way round: only whoever
-/// opens a socket can choose.
+/// True if a socket accepts multipath TCP although `spec` does not, or the other way round: the protocol can only be
+/// chosen when a socket is opened.
 pub(super) fn differs_in_paths(spec: &ListenSpec, socket: &OwnedFd) -> bool {
     let protocol = rustix::net::sockopt::socket_protocol(socket);
     protocol.is_ok_and(|protocol| (protocol == Some(ipproto::MPTCP)) != spec.multipath)
 }
 
-/// What `detach` puts in the place of a socket.
+/// Opens the file that `detach` puts in the place of a socket.
 pub(super) fn open_null() -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags};
     Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The kernel's name of a socket, the same for every descriptor that refers to it.
+/// Returns the kernel's identifier of a socket, the same for every descriptor that refers to it.
 pub(super) fn socket_identity(socket: &OwnedFd) -> io::Result<u64> {
     Ok(rustix::net::sockopt::socket_cookie(socket)?)
 }
 
-/// Describes a socket that came without a configuration, through `NGINX=` or `LISTEN_FDS=`.
+/// Returns the specification of a socket that was passed in `NGINX=` or `LISTEN_FDS=`.
 ///
 /// # Errors
-/// In nginx's words: not a socket, or of a family that we do not know.
+/// The descriptor is no socket or has an unsupported family. The text is nginx's.
 pub(super) fn inherited_spec(socket: &OwnedFd) -> Result<ListenSpec, String> {
     let number = socket.as_raw_fd();
     let address = bound_address(socket.as_fd()).map_err(|error| match error.kind() {
@@ -402,7 +401,7 @@ fn socket_type(kind: SocketKind) -> SocketType {
     }
 }
 
-/// The changeable options that `spec` asks for: name in messages, level, option, value.
+/// Changeable options set in `spec`: name in messages, level, option, value.
 fn options(spec: &ListenSpec) -> Vec<(&'static str, i32, i32, i32)> {
     let integer = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
     let seconds = |time: Duration| i32::try_from(time.as_secs()).unwrap_or(i32::MAX);

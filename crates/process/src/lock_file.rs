@@ -1,16 +1,16 @@
-//! Lock files: which of several processes does what only one of them may do.
+//! Lock files: mutual exclusion among processes.
 //!
-//! Processes overlap in an upgrade, in a change of `user`, and while an old worker process drains. The lock is
-//! flock(2)'s: it belongs to the open file, and the kernel releases it when the last descriptor of that is closed,
-//! however the process ends. So each process needs an open file of its own; a descriptor that is inherited would share
-//! the lock with the process it came from. Whoever sends a lock file therefore opens it anew for the receiver, who
-//! needs no right to open it. A file that cannot be opened anew is sent without a descriptor: its lock cannot be taken,
-//! and all else goes on.
+//! Processes overlap in an upgrade, in a change of `user`, and while an old worker process drains. The lock is that of
+//! flock(2): it belongs to the open file description, and the kernel releases it when the last descriptor of that is
+//! closed, however the process ends. So each process needs an open file description of its own; an inherited descriptor
+//! would share the lock with the other process. The sender of a lock file therefore reopens it for the receiver, which
+//! needs no permission to open it. A file that cannot be reopened is sent without a descriptor: its lock cannot be
+//! taken, but everything else works.
 //!
-//! A lock file belongs on a local disk: the master opens it, and would wait for a file server that does not answer.
+//! A lock file belongs on a local disk: the master opens it, and would block on a file server that does not respond.
 //!
-//! The file stays empty and is never removed: a process might hold the lock of a removed file, and another that of the
-//! new one.
+//! The file stays empty and is never removed: one process might hold the lock of a removed file, and another that of
+//! the new one.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -23,16 +23,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-/// Shared by everything in this process that may want the lock.
+/// Shared by all users of the lock in this process.
 pub type LockHandle = Arc<LockFile>;
 
 /// An open lock file.
 #[derive(Debug)]
 pub struct LockFile {
     path: PathBuf,
-    /// The error number that it could not be opened anew with for this process, otherwise.
+    /// The descriptor, or the error number of reopening it for this process.
     descriptor: Result<Arc<OwnedFd>, i32>,
-    /// Somebody in this process has the lock: the kernel tells processes apart, not threads.
+    /// True if a thread of this process holds the lock: the kernel distinguishes processes, not threads.
     is_held: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ impl LockFile {
     /// Opens `path`, created with mode 0600 if it does not exist. Nothing is locked yet.
     ///
     /// # Errors
-    /// As `open` reports them; a symbolic link is never followed, since others may own the directory.
+    /// Errors of `open`; a symbolic link is never followed, because others may own the directory.
     pub fn open(path: &Path) -> io::Result<LockFile> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -51,21 +51,21 @@ impl LockFile {
         Ok(LockFile::received(path.to_owned(), Ok(Arc::new(file.into()))))
     }
 
-    /// The lock file behind a descriptor that nobody else has, or one that the sender could not open.
+    /// Wraps a descriptor that is not shared with another process, or the error of the sender.
     pub(super) fn received(path: PathBuf, descriptor: Result<Arc<OwnedFd>, i32>) -> LockFile {
         LockFile { path, descriptor, is_held: AtomicBool::new(false) }
     }
 
-    /// The path it was opened by.
+    /// Returns the path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes the lock unless somebody has it. The file system may have to ask a server, so this is nothing for an event
+    /// Takes the lock unless it is held. The file system may have to ask a server, so do not call this on an event
     /// loop.
     ///
     /// # Errors
-    /// Somebody has it, the file system has no locks, or the file could not be opened anew for this process.
+    /// The lock is held, the file system has no locks, or the file could not be reopened for this process.
     pub fn try_lock(self: &Arc<Self>) -> Result<LockGuard, TryLockError> {
         let descriptor = self.descriptor.as_ref().map_err(|code| TryLockError::Failed(*code))?;
         if self.is_held.swap(true, Ordering::Acquire) {
@@ -83,7 +83,7 @@ impl LockFile {
         }
     }
 
-    /// A descriptor for another process, whose lock is not ours.
+    /// Reopens the file for another process, with a lock separate from ours.
     ///
     /// # Errors
     /// The file system has become read-only, or the file server has forgotten the file.
@@ -93,7 +93,7 @@ impl LockFile {
         Ok(OpenOptions::new().read(true).write(true).open(path)?.into())
     }
 
-    /// Whether `other` is the same file on disk, under the same path.
+    /// True if `other` is the same file on disk, with the same path.
     pub(super) fn is_same_file(&self, other: &LockFile) -> bool {
         let identity = |file: &LockFile| {
             let stat = rustix::fs::fstat(file.descriptor().ok()?).ok()?;
@@ -107,25 +107,25 @@ impl LockFile {
     }
 }
 
-/// Why a lock was not taken.
+/// Reason why a lock was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TryLockError {
-    /// Somebody in this process has it.
+    /// Held in this process.
     HeldHere,
-    /// Another process has it, or another open file of this one.
+    /// Held by another process, or through another open file description of this one.
     HeldElsewhere,
-    /// The lock cannot be had, with this error number.
+    /// The lock cannot be taken, with this error number.
     Failed(i32),
 }
 
-/// The lock, until this is dropped. Dropping may wait like [`LockFile::try_lock`].
+/// Holds the lock until it is dropped. Dropping may block like [`LockFile::try_lock`].
 #[derive(Debug)]
 pub struct LockGuard(LockHandle);
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
         if let Ok(descriptor) = self.0.descriptor() {
-            // What fails here leaves the lock to the kernel, which releases it at the end of the process.
+            // On failure, the kernel releases the lock when the process ends.
             let _ = rustix::fs::flock(descriptor, FlockOperation::Unlock);
         }
         self.0.is_held.store(false, Ordering::Release);
@@ -153,9 +153,9 @@ mod tests {
         drop(guard);
         let guard = second.try_lock().expect("free again");
         assert_eq!(first.try_lock().err(), Some(TryLockError::HeldElsewhere));
-        // As at the end of a process: nobody unlocks it, and its descriptors are closed.
+        // As at the end of a process: the lock is not released, and the descriptors are closed.
         let end: OwnedFd = std::fs::File::open("/dev/null").expect("it is there").into();
-        // SAFETY: both are open; only what the number of `second` refers to changes.
+        // SAFETY: both are open; only the file that the number of `second` refers to changes.
         assert!(unsafe { libc::dup2(end.as_raw_fd(), second.descriptor().expect("open").as_raw_fd()) } >= 0);
         assert!(first.try_lock().is_ok());
         drop(guard);

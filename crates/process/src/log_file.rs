@@ -1,8 +1,8 @@
-//! A log file: its path and one descriptor number for life.
+//! A log file: its path, and one descriptor number for life.
 //!
-//! Reopening puts the new file under the same descriptor number, atomically, so that writers need no lock and no news:
-//! a write that is under way ends in the old file, the next goes to the new one. Writing and buffering are not done
-//! here.
+//! Reopening atomically puts the new file under the same descriptor number, so that writers need no lock and no notice:
+//! a write in progress ends in the old file, the next one goes to the new one. Writing and buffering are done
+//! elsewhere.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Shared by everything that writes to the file.
+/// Shared by all writers of the file.
 pub type LogHandle = Arc<LogFile>;
 
 /// An open log file.
@@ -25,7 +25,7 @@ impl LogFile {
     /// Opens `path` for appending, created with mode 0644 if it does not exist.
     ///
     /// # Errors
-    /// As `open` reports them. A FIFO that nobody reads yet is none, and nothing waits for its reader.
+    /// Errors of `open`. A FIFO without a reader is no error and does not block.
     pub fn open(path: &Path) -> io::Result<LogFile> {
         Ok(LogFile::shared(path.to_owned(), Arc::new(open(path)?)))
     }
@@ -34,20 +34,20 @@ impl LogFile {
         LogFile { path, descriptor }
     }
 
-    /// The path it was opened by.
+    /// Returns the path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes the descriptor refer to `replacement` from now on.
+    /// Replaces the open file under the descriptor by `replacement`.
     pub(super) fn replace(&self, replacement: &OwnedFd) -> io::Result<()> {
         // SAFETY: both descriptors are open, held by the references; dup3 touches no memory. The number stays owned by
-        // `self.descriptor`, only what it refers to changes, which is the purpose.
+        // `self.descriptor`; only the file that it refers to changes, which is the purpose.
         let code = unsafe { libc::dup3(replacement.as_raw_fd(), self.descriptor.as_raw_fd(), libc::O_CLOEXEC) };
         if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Whether `other` is the same file on disk, under the same path.
+    /// True if `other` is the same file on disk, with the same path.
     pub(super) fn is_same_file(&self, other: &LogFile) -> bool {
         let identity = |file: &LogFile| {
             let stat = rustix::fs::fstat(&file.descriptor).ok()?;
@@ -67,7 +67,8 @@ impl AsFd for LogFile {
     }
 }
 
-/// Opens `path` as a log, and gives it to `owner` when that is who will write, as nginx does when it reopens.
+/// Opens `path` as a log and makes `owner` its owner, if the writer is another user, as nginx does when it reopens
+/// logs.
 ///
 /// # Errors
 /// nginx's text: `open() "x" failed (…)`, `chown("x", 33) failed (…)`.
@@ -79,7 +80,7 @@ pub(super) fn reopen(path: &Path, owner: Option<u32>) -> Result<OwnedFd, String>
         return Ok(file.into());
     };
     let metadata = file.metadata().map_err(failed(format!("fstat() \"{name}\"")))?;
-    // Only a regular file is given away: a terminal, pipe or /dev/null belongs to others.
+    // Only a regular file changes its owner: a terminal, pipe or /dev/null belongs to others.
     if !metadata.is_file() {
         return Ok(file.into());
     }
@@ -102,8 +103,8 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     let file = match options.open(path) {
         Ok(file) if !file.metadata()?.file_type().is_fifo() => file,
         Err(error) if error.raw_os_error() != Some(libc::ENXIO) => return Err(error),
-        // Of a FIFO we are a reader, too: without one it could not be opened, and what is written while nobody else
-        // reads would be lost. Lines wait in it, and then in the writer.
+        // Opens a FIFO for reading, too: otherwise opening it fails without a reader, and lines written while there is
+        // no other reader are lost. Lines are buffered in the FIFO, and then in the writer.
         _ => options.read(true).open(path)?,
     };
     rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::APPEND)?;

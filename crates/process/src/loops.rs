@@ -1,7 +1,8 @@
-//! Event-loop threads as the control thread sees them: orders go in, events come out.
+//! Event-loop threads from the control thread's side: orders go in, events come out.
 //!
-//! Nothing here knows how a loop waits: orders arrive in the loop's main future through an ordinary `Waker`, between
-//! two polls of its tasks, and events leave through a queue with an eventfd. A loop is never waited for.
+//! Nothing here depends on how a loop waits: orders arrive in the loop's main future through an ordinary `Waker`,
+//! between two polls of its tasks, and events leave through a queue with an eventfd. The control thread never waits for
+//! a loop.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -19,59 +20,59 @@ use rustix::event::EventfdFlags;
 use super::handover::{Arrivals, Successor};
 use super::program::{Completion, LoopMain, Program, Worker, WorkerSlot};
 
-/// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap; orders to reopen
-/// logs that follow each other wait as one.
+/// Maximum number of queued orders for one loop. Each order is sent once in a reload or a stop, and reloads do not
+/// overlap; consecutive orders to reopen logs are merged.
 const ORDERS_MAX: usize = 64;
 
-/// What the control thread tells a loop.
+/// Order from the control thread to a loop.
 pub(super) enum Order<C> {
-    /// Begin to serve.
+    /// Start serving.
     Start(Change<C>),
     /// Use another configuration, or another slot.
     Commit(Change<C>),
-    /// Every loop has carried out the last change.
+    /// Every loop has made the last change.
     Settled,
-    /// Stop accepting and finish what there is. `is_last` as in [`Worker::stop_accepting`].
+    /// Stop accepting and finish the open connections. `is_last` as in [`Worker::stop_accepting`].
     Drain { is_last: bool, successor: Option<Successor> },
-    /// Serve what comes there, too.
+    /// Serve the connections that arrive there, too.
     Receive(Arrivals),
-    /// Close what still holds this configuration or an older one; without one, everything.
+    /// Close connections that still use this configuration or an older one; with `None`, all connections.
     Expire { configuration: Option<Arc<C>> },
-    /// Write out what is gathered for the log files: they are about to be opened again.
+    /// Flush the buffers of the log files, which are about to be reopened.
     Reopen,
     /// End the loop now.
     Stop,
 }
 
-/// What a loop is to serve from now on.
+/// Configuration and slot of a loop from now on.
 pub(super) struct Change<C> {
-    /// Number of this change, which its answer bears: one may come after it was given up.
+    /// Number of this change, repeated in its event, which may arrive after the change was given up.
     pub number: u64,
     pub slot: WorkerSlot,
     pub configuration: Arc<C>,
 }
 
-/// What a loop tells the control thread.
+/// Event from a loop to the control thread.
 #[derive(Debug)]
 pub(super) enum LoopEvent {
     /// The loop is set up and waits for its first order.
     Ready,
-    /// It serves, or cannot.
+    /// The loop serves, or failed to start.
     Started { number: u64, result: Result<(), String> },
-    /// It uses the configuration of this change, and removed listeners are drained.
+    /// The loop uses the configuration of this change, and removed listeners are drained.
     Committed { number: u64 },
-    /// Nothing is gathered any more for the log files as they are.
+    /// The buffers of the log files are empty.
     Reopened,
-    /// It accepts no more.
+    /// The loop accepts no more.
     Draining,
-    /// Its last connection is closed.
+    /// The last connection is closed.
     Drained,
-    /// Its thread is about to end. An error when nobody asked for that.
+    /// The thread is about to end; an error if that was not ordered.
     Exited(Result<(), String>),
 }
 
-/// Events for the control thread: a queue that can be polled. Its length is bounded by what is asked for: an order
-/// yields at most two events.
+/// Events for the control thread: a queue that can be polled. Its length is bounded by the orders: each yields at most
+/// two events.
 pub(super) struct Events<E> {
     queue: Mutex<VecDeque<E>>,
     signal: OwnedFd,
@@ -85,13 +86,13 @@ impl<E> Events<E> {
 
     pub fn push(&self, event: E) {
         self.queue.lock().push_back(event);
-        // Fails only when the counter is full, and then the reader is awake anyway.
+        // Fails only when the counter is full; the reader is awake then anyway.
         let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
     }
 
-    /// Everything that has arrived.
+    /// Takes all events.
     pub fn take(&self) -> VecDeque<E> {
-        // Cleared first: an event pushed in between is then seen now or signalled again.
+        // Cleared first: an event pushed in between is then taken now or signalled again.
         let _ = rustix::io::read(&self.signal, &mut [0u8; 8]);
         std::mem::take(&mut *self.queue.lock())
     }
@@ -103,13 +104,13 @@ impl<E> AsFd for Events<E> {
     }
 }
 
-/// The control thread's hold on one loop.
+/// The control thread's handle of one loop.
 pub(super) struct LoopHandle<C> {
     mailbox: Arc<Mailbox<C>>,
 }
 
 impl<C> LoopHandle<C> {
-    /// Gives an order; false when the loop has not taken the last ones: it is stuck.
+    /// Gives an order; returns `false` if the queue is full, because the loop is stuck.
     pub fn order(&self, order: Order<C>) -> bool {
         self.mailbox.push(order)
     }
@@ -162,7 +163,7 @@ impl<C> Mailbox<C> {
         let waker = {
             let mut state = self.state.lock();
             if matches!((&order, state.orders.back()), (Order::Reopen, Some(Order::Reopen))) {
-                // Said with the one that waits: many log files are reopened in several messages.
+                // Merged with the queued one: many log files are reopened in several messages.
                 return true;
             }
             if state.orders.len() == ORDERS_MAX {
@@ -189,14 +190,14 @@ impl<C> Mailbox<C> {
     }
 }
 
-/// The main future: carries out orders, and waits for what they began to settle.
+/// The main future: carries out orders, and completes the operations that they started.
 struct LoopController<P: Program> {
     program: Arc<P>,
     mailbox: Arc<Mailbox<P::Configuration>>,
     report: Arc<dyn Fn(LoopEvent) + Send + Sync>,
     announced: bool,
     serving: Option<P::Worker>,
-    /// Who takes idle connections, once it drains.
+    /// Takes the idle connections once this loop drains.
     successor: Option<Successor>,
     unsettled: Vec<(Settles, Completion)>,
 }
@@ -206,10 +207,10 @@ enum Settles {
     Commit {
         number: u64,
     },
-    /// It accepts no more, and may drain.
+    /// The loop accepts no more, and may drain.
     Stop,
     Drain,
-    /// Nothing is left to drain, but a change is under way by which connections still come.
+    /// Nothing is left to drain, but a pending change may still bring connections.
     DrainAgain,
 }
 
@@ -234,8 +235,8 @@ impl<P: Program> Future for LoopController<P> {
 }
 
 impl<P: Program> LoopController<P> {
-    /// Goes on with what orders have begun, and reports what has come to its end. Changes stand before a stop, which
-    /// has no end while connections still come by them: those that wait at sockets that were left.
+    /// Advances the operations that orders have started, and reports those that are complete. A stop is complete only
+    /// after pending changes, which still accept the connections queued on removed sockets.
     fn settle(&mut self, context: &mut Context<'_>) {
         let LoopController { report, serving, unsettled, successor, .. } = self;
         let successor = successor.as_ref();

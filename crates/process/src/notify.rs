@@ -1,4 +1,4 @@
-//! The service manager's protocol: READY, RELOADING, STOPPING. Without NOTIFY_SOCKET, nothing is said.
+//! The service manager's protocol: READY, RELOADING, STOPPING. Without NOTIFY_SOCKET nothing is sent.
 //! <https://www.freedesktop.org/software/systemd/man/latest/sd_notify.html>
 
 use std::env;
@@ -35,7 +35,7 @@ impl Notifier {
         self.send("STOPPING=1\n");
     }
 
-    /// Best effort and without waiting: a manager that does not read must not hold up the master.
+    /// Sends without blocking and ignores errors: a manager that does not read must not hold up the master.
     fn send(&self, text: &str) {
         let Some(address) = &self.address else { return };
         let Ok(socket) = UnixDatagram::unbound() else {

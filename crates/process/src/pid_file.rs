@@ -1,4 +1,4 @@
-//! The pid file: written when all sockets listen, removed at the end, moved aside in an upgrade.
+//! The pid file: written when all sockets listen, removed on exit, renamed during an upgrade.
 //! <https://nginx.org/en/docs/ngx_core_module.html#pid>
 
 use gale_base::log_level::Level;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::errors::{ErrorLog, errno_text};
 
-/// Writes our process number.
+/// Writes our pid.
 ///
 /// # Errors
 /// `open() "/run/gale.pid" failed (13: Permission denied)`
@@ -25,20 +25,20 @@ pub(super) fn write(path: &Path) -> Result<(), String> {
     writeln!(file, "{}", std::process::id()).map_err(|error| format!("write() \"{name}\" failed{}", errno_text(&error)))
 }
 
-/// For `-t`: that it could be written. Like nginx, this creates the file.
+/// Checks for `-t` that the file can be written. Like nginx, this creates the file.
 pub(super) fn test(path: &Path) -> Result<(), String> {
     let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(path);
     opened.map(drop).map_err(|error| format!("open() \"{}\" failed{}", path.display(), errno_text(&error)))
 }
 
-/// Removes it.
+/// Removes the file.
 pub(super) fn remove(path: &Path, log: &dyn ErrorLog) {
     if let Err(error) = fs::remove_file(path) {
         log.write(Level::Alert, &format!("unlink() \"{}\" failed{}", path.display(), errno_text(&error)));
     }
 }
 
-/// After a reload: moves to another path. What fails is logged; the server goes on with the old one. True when it has
+/// Moves the file after a reload. A failure is logged, and the server keeps the old one. Returns `true` if the file was
 /// moved.
 pub(super) fn change(old: &Path, new: &Path, log: &dyn ErrorLog) -> bool {
     if old == new {
@@ -52,17 +52,17 @@ pub(super) fn change(old: &Path, new: &Path, log: &dyn ErrorLog) -> bool {
     written.is_ok()
 }
 
-/// Where the old binary's number is while an upgrade runs.
+/// Returns the path of the old binary's pid file during an upgrade.
 pub(super) fn old_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".oldbin");
     name.into()
 }
 
-/// The process number that `path` holds.
+/// Reads the pid in `path`.
 ///
 /// # Errors
-/// nginx's words for a missing file and for one that holds something else.
+/// nginx's text for a missing file and for one with other contents.
 pub(super) fn read(path: &Path) -> Result<i32, String> {
     let name = path.display();
     let failed = |call: &str, error| format!("{call} \"{name}\" failed{}", errno_text(&error));

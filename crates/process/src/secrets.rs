@@ -1,13 +1,13 @@
-//! Secrets that all worker processes of a server have, and the binaries that come after this one: what one of them has
-//! encrypted with such a secret, the next can read.
+//! Secrets shared by all worker processes of a server and by its later binaries: data encrypted by one of them can be
+//! decrypted by the next.
 //!
-//! Only the master makes secrets and changes them; `master_process off` does it itself. They cross the link, and in an
-//! upgrade a sealed memfd; no file ever has them, and no log. There is a series of secrets for every lifetime that the
-//! configuration names, so that a secret is forgotten as soon as nothing that was made with it can be good any more.
+//! Only the master creates and changes secrets; with `master_process off` the process itself does. They are sent over
+//! the link and, in an upgrade, in a sealed memfd; they are never in a file or a log. There is a series of secrets for
+//! every lifetime in the configuration, so that a secret is dropped as soon as everything made with it has expired.
 //!
 //! ```text
 //!   time ──►   ├── old ──┼── in force ──┼── next ──►
-//!                                │         └ everybody has it already when its time comes: processes never disagree
+//!                                │         └ known to every process before its time comes: processes never disagree
 //!                                └ encrypts; all of them decrypt
 //! ```
 
@@ -24,42 +24,42 @@ use rustix::io::FdFlags;
 use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 
-/// How long a secret is in force at most and at least, in seconds.
+/// Maximum and minimum time that a secret is in force, in seconds.
 const PERIOD_MAX: u64 = 3600;
 const PERIOD_MIN: u64 = 60;
 
-/// How many secrets a series has at most: those of two days, and the next one. What lives longer cannot be read to its
-/// end.
+/// Maximum number of secrets in a series: those of two days, and the next one. Data with a longer lifetime cannot be
+/// decrypted until its end.
 const SECRETS_MAX: usize = 50;
 
-/// How many series there are at most. All of them fit into one message on a link.
+/// Maximum number of series. All of them fit into one message on a link.
 pub const SERIES_MAX: usize = 8;
 
-/// Tells the new binary which descriptor has the secrets.
+/// Environment variable that tells the new binary the descriptor of the secrets.
 const VARIABLE: &str = "GALE_SECRETS";
 
-/// What inherited memory begins with.
+/// Beginning of inherited memory.
 const MAGIC: &[u8; 8] = b"GALESCR1";
 
-/// More is not read of inherited memory, in bytes.
+/// Maximum size of inherited memory in bytes.
 const MEMORY_MAX: u64 = 1 << 20;
 
-/// How long it takes until secrets are tried for again when there was no random number to be had.
+/// Pause before secrets are created again after the kernel had no random numbers.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// One secret.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Secret {
-    /// When it comes into force, in seconds since 1970.
+    /// Time from which it is in force, in seconds since 1970.
     pub from: u64,
-    /// What tells it from others; no secret itself.
+    /// Public identifier of the secret.
     pub name: [u8; 16],
     /// The secret.
     pub key: [u8; 32],
 }
 
 impl fmt::Debug for Secret {
-    /// Says when, and nothing else.
+    /// Shows the time only.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Secret").field("from", &self.from).finish_non_exhaustive()
     }
@@ -70,7 +70,7 @@ impl Secret {
         let mut bytes = [0; 48];
         let mut filled = 0;
         while filled < bytes.len() {
-            // Without waiting: right after the machine has started there may be none yet.
+            // Without blocking: right after boot there may be no random numbers yet.
             filled += rustix::rand::getrandom(&mut bytes[filled..], GetRandomFlags::NONBLOCK)?;
         }
         let (name, key) = bytes.split_at(16);
@@ -78,28 +78,29 @@ impl Secret {
     }
 }
 
-/// Secrets for what lives equally long, in the order in which they come into force. The last one is not in force yet.
+/// Secrets for data with the same lifetime, in the order in which they come into force. The last one is not in force
+/// yet.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SecretSeries {
-    /// How long what was made with one of them is good, in seconds.
+    /// Lifetime of data made with one of them, in seconds.
     pub lifetime: u32,
-    /// The oldest first.
+    /// Oldest first.
     pub secrets: Vec<Secret>,
 }
 
 impl SecretSeries {
-    /// Brings the series up to this time; true if that has changed it.
+    /// Renews the series for this time; returns `true` if it has changed.
     fn renew(&mut self, now: u64) -> io::Result<bool> {
         let period = u64::from(self.lifetime).clamp(PERIOD_MIN, PERIOD_MAX);
         let mut is_changed = false;
         if self.secrets.last().is_some_and(|last| last.from > now + period) {
-            // The clock was put back.
+            // The clock was set back.
             self.secrets.iter_mut().for_each(|secret| secret.from = secret.from.min(now));
             is_changed = true;
         }
         while self.secrets.last().is_none_or(|last| last.from <= now) {
             let next = match self.secrets.last() {
-                // Nothing was in time; the next one follows.
+                // No secret is in force, so the new one is at once; the next one follows.
                 None => now,
                 Some(last) if last.from + period <= now && last.from < now => now,
                 Some(last) => last.from + period,
@@ -107,7 +108,7 @@ impl SecretSeries {
             self.secrets.push(Secret::random(next)?);
             is_changed = true;
         }
-        // One encrypts until the next one is in force.
+        // A secret encrypts until the next one is in force.
         let is_over = |next: &Secret| next.from + u64::from(self.lifetime) < now;
         let over = self.secrets.iter().skip(1).take_while(|next| is_over(next)).count();
         let over = over.max(self.secrets.len().saturating_sub(SECRETS_MAX));
@@ -116,16 +117,16 @@ impl SecretSeries {
     }
 }
 
-/// Makes the secrets and changes them.
+/// Creates and renews the secrets.
 #[derive(Default)]
 pub(super) struct SecretKeeper {
     series: Vec<SecretSeries>,
-    /// When there is something to do.
+    /// Time of the next change.
     next: Option<Instant>,
 }
 
 impl SecretKeeper {
-    /// One that goes on with what the previous binary has left; `complain` is told what is wrong with that.
+    /// Returns a keeper with the secrets of the previous binary; errors in those are reported to `complain`.
     pub fn inherited(complain: impl Fn(&str)) -> SecretKeeper {
         let Some(value) = env::var_os(VARIABLE) else { return SecretKeeper::default() };
         let number = value.to_str().and_then(|text| text.parse().ok()).filter(|&number: &RawFd| number > 2);
@@ -138,8 +139,8 @@ impl SecretKeeper {
         }
     }
 
-    /// Has secrets for these lifetimes, and no others, brought up to the present; true if something has changed. Where
-    /// there is no random number to be had it is tried again later.
+    /// Renews the secrets for exactly these lifetimes; returns `true` if any has changed. If the kernel has no random
+    /// numbers, it is tried again later.
     pub fn renew(&mut self, lifetimes: &[u32]) -> bool {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         self.renew_at(now.as_secs(), lifetimes)
@@ -170,17 +171,17 @@ impl SecretKeeper {
         is_changed
     }
 
-    /// When [`SecretKeeper::renew`] has something to do.
+    /// Time of the next call of [`SecretKeeper::renew`].
     pub fn next(&self) -> Option<Instant> {
         self.next
     }
 
-    /// The secrets, the shortest lifetime first.
+    /// Returns the secrets, the shortest lifetime first.
     pub fn series(&self) -> &[SecretSeries] {
         &self.series
     }
 
-    /// The secrets in sealed memory, for the new binary; none if there are none.
+    /// Returns the secrets in sealed memory for the new binary; `None` if there are none.
     pub fn to_memory(&self) -> io::Result<Option<OwnedFd>> {
         if self.series.is_empty() {
             return Ok(None);
@@ -193,19 +194,19 @@ impl SecretKeeper {
         Ok(Some(file.into()))
     }
 
-    /// The variable that tells the new binary of this memory.
+    /// Returns the environment variable for the new binary.
     pub fn variable(memory: &OwnedFd) -> (&'static str, String) {
         (VARIABLE, memory.as_raw_fd().to_string())
     }
 }
 
-/// Takes over the descriptor of this number.
+/// Takes over the descriptor with this number.
 fn claim(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: only borrowed for a call that fails with EBADF if it is not open.
     let probe = unsafe { BorrowedFd::borrow_raw(number) };
-    // Fails for anything but a memfd, so nobody's file or socket is taken by a wrong number.
+    // Fails for anything but a memfd, so that a wrong number takes no other file or socket.
     rustix::fs::fcntl_get_seals(probe)?;
-    // SAFETY: it is open since the process began, which has made no memfd yet: nothing in it owns the number.
+    // SAFETY: it has been open since the process started, which has made no memfd yet: nothing in it owns the number.
     let memory = unsafe { OwnedFd::from_raw_fd(number) };
     rustix::io::fcntl_setfd(&memory, FdFlags::CLOEXEC)?;
     Ok(memory)
@@ -223,7 +224,7 @@ fn read(memory: &OwnedFd) -> io::Result<Vec<SecretSeries>> {
     let mut series: Vec<SecretSeries> = serde_json::from_slice(json)?;
     series.truncate(SERIES_MAX);
     for each in &mut series {
-        // Made by another version; what the order and the number are relied on for, is seen to here.
+        // Memory from another version: order and number of secrets, which the code relies on, are enforced here.
         each.secrets.sort_by_key(|secret| secret.from);
         let surplus = each.secrets.len().saturating_sub(SECRETS_MAX);
         each.secrets.drain(..surplus);
@@ -249,7 +250,7 @@ mod tests {
         assert!(!keeper.renew_at(NOW + 299, &[300]));
         assert!(keeper.renew_at(NOW + 300, &[300]));
         assert_eq!(froms(&keeper), [0, 300, 600]);
-        // What the first one encrypted last is good for the last time at 600.
+        // Data that the first secret encrypted last expires at 600.
         assert!(keeper.renew_at(NOW + 600, &[300]));
         assert_eq!(froms(&keeper), [0, 300, 600, 900]);
         assert!(keeper.renew_at(NOW + 900, &[300]));

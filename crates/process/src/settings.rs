@@ -1,4 +1,4 @@
-//! What the process layer itself needs of a configuration: main-context directives, already resolved.
+//! Settings of the process layer: directives of the main context, already resolved.
 //! <https://nginx.org/en/docs/ngx_core_module.html>
 
 use gale_base::log_level::{Level, LineForm};
@@ -13,11 +13,11 @@ use super::sandbox::Sandbox;
 use super::text;
 use super::user::Account;
 
-/// More event loops than this are refused: a slip of the pen, not a machine. The runtime has room for twice as many, so
-/// that a reload can start new ones while old ones still drain.
+/// Maximum number of event loops; a higher number is a typing error rather than a machine. The runtime has space for
+/// twice as many, so that a reload can start new ones while old ones still drain.
 pub const WORKERS_MAX: usize = 512;
 
-/// The event method that needs no rings.
+/// The event method that does not use io_uring.
 const EPOLL: &str = "epoll";
 
 /// Settings of the processes. Plain values: they cross the link inside a bundle.
@@ -30,11 +30,11 @@ pub struct ProcessSettings {
     /// `pid`, absolute.
     #[serde(with = "text::path")]
     pub pid_path: PathBuf,
-    /// `user`, looked up through `Resources::account`; none = stay who we are.
+    /// `user`, looked up through `Resources::account`; `None` = do not change the user.
     pub account: Option<Account>,
     /// `worker_processes`, with `auto` resolved: event-loop threads of the worker process, at least 1.
     pub workers: usize,
-    /// `use`: how the event loops wait, by its name.
+    /// `use`: name of the event method of the loops.
     pub event_method: String,
     /// `worker_rlimit_nofile`, descriptors.
     pub rlimit_nofile: Option<u64>,
@@ -47,16 +47,16 @@ pub struct ProcessSettings {
     /// `working_directory`.
     #[serde(with = "text::optional_path")]
     pub working_directory: Option<PathBuf>,
-    /// `sandbox`, with the needs of the configuration.
+    /// `sandbox`, with the access that the configuration needs.
     pub sandbox: Sandbox,
-    /// `worker_shutdown_timeout`; none = as long as it takes.
+    /// `worker_shutdown_timeout`; `None` = unlimited.
     pub shutdown_timeout: Option<Duration>,
     /// Keep CAP_NET_RAW after the change of user (`proxy_bind … transparent`).
     pub keep_net_raw: bool,
-    /// Somebody logs to standard error: it stays what it is, and does not become the first log file.
+    /// True if a log goes to standard error, which must not be redirected to the first log file then.
     pub keeps_standard_error: bool,
-    /// For how long worker processes have to be able to read what they have made with a secret that all of them have,
-    /// in seconds, in ascending order: one of [`crate::SERIES_MAX`] series of secrets for each.
+    /// Lifetimes in seconds, in ascending order, of data that worker processes encrypt with a shared secret: there is
+    /// one of [`crate::SERIES_MAX`] series of secrets for each.
     pub secret_lifetimes: Vec<u32>,
     /// `error_log` of the main context. Files must have been opened with `Resources::log_file`.
     pub error_log: Vec<ErrorLogSetting>,
@@ -88,9 +88,9 @@ impl Default for ProcessSettings {
 }
 
 impl ProcessSettings {
-    /// Why a running worker process cannot take over `next`, so that a new one is needed; `None` if it can. Limits on
-    /// descriptors and the number of event loops change in a live process; who it is, its environment, its directory
-    /// and how its loops wait do not, and no process leaves its sandbox.
+    /// Returns the reason why a running worker process cannot take over `next` and a new one is needed; `None` if it
+    /// can. The limit on descriptors and the number of event loops change in a live process; its user, environment,
+    /// directory and event method do not, and no process leaves its sandbox.
     pub fn needs_new_process(&self, next: &ProcessSettings) -> Option<&'static str> {
         let changed = [
             (self.account != next.account, "\"user\" has changed"),
@@ -106,7 +106,7 @@ impl ProcessSettings {
         changed.or_else(|| self.sandbox.lacks(&next.sandbox))
     }
 
-    /// Loops may wait with io_uring, and there are more of them than a process in a sandbox has rings for.
+    /// True if loops may use io_uring, and there will be more of them than a process in a sandbox has rings for.
     fn lacks_rings(&self, next: &ProcessSettings) -> bool {
         self.sandbox.is_on() && self.event_method != EPOLL && self.workers < next.workers
     }
@@ -115,10 +115,10 @@ impl ProcessSettings {
 /// One `env` directive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnvironmentEntry {
-    /// The variable.
+    /// Name of the variable.
     #[serde(with = "text::os_string")]
     pub name: OsString,
-    /// Its value; none = inherited from the environment of the master.
+    /// Its value; `None` = inherited from the environment of the master.
     #[serde(with = "text::optional_os_string")]
     pub value: Option<OsString>,
 }
@@ -128,9 +128,9 @@ pub struct EnvironmentEntry {
 pub struct ErrorLogSetting {
     /// Less severe messages are not written.
     pub level: Level,
-    /// How lines look.
+    /// Format of the lines.
     pub form: LineForm,
-    /// Where to.
+    /// Destination.
     pub destination: ErrorLogDestination,
 }
 
@@ -141,28 +141,28 @@ pub enum ErrorLogDestination {
     Stderr,
     /// A file, absolute.
     File(#[serde(with = "text::path")] PathBuf),
-    /// What stands behind `syslog:`, with an address in place of a name.
+    /// The parameters after `syslog:`, with the host name resolved to an address.
     Syslog(String),
 }
 
-/// An error log whose file has been found among the opened ones.
+/// An error log with its opened file.
 #[derive(Clone)]
 pub struct ErrorLogTarget {
     /// Less severe messages are not written.
     pub level: Level,
-    /// How lines look.
+    /// Format of the lines.
     pub form: LineForm,
-    /// Where to.
+    /// Destination.
     pub output: ErrorLogOutput,
 }
 
-/// Where an error log goes.
+/// Opened destination of an error log.
 #[derive(Clone)]
 pub enum ErrorLogOutput {
     /// Standard error.
     Stderr,
     /// An open file.
     File(LogHandle),
-    /// What stands behind `syslog:`, with an address in place of a name.
+    /// The parameters after `syslog:`, with the host name resolved to an address.
     Syslog(String),
 }

@@ -9,28 +9,29 @@ use std::time::Duration;
 
 use rustix::event::Timespec;
 
-/// A signal that the server acts on.
+/// A signal that the server handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
     /// SIGTERM, SIGINT: stop fast.
     Terminate,
-    /// SIGQUIT: stop when everything has been answered.
+    /// SIGQUIT: stop after all requests have been answered.
     Quit,
-    /// SIGHUP: read the configuration again.
+    /// SIGHUP: reload the configuration.
     Reconfigure,
-    /// SIGUSR1: open the logs again.
+    /// SIGUSR1: reopen the logs.
     Reopen,
     /// SIGWINCH: stop accepting, in an upgrade.
     StopAccepting,
     /// SIGUSR2: start a new binary.
     ChangeBinary,
-    /// SIGCHLD: a process has ended.
+    /// SIGCHLD: a child process has exited.
     Child,
-    /// One that is only logged.
+    /// A signal that is only logged.
     Other,
 }
 
-/// Number, name, meaning. Not SIGPIPE, which Rust ignores: a blocked signal would be queued in spite of that.
+/// Number, name, meaning. SIGPIPE is missing because Rust ignores it: if it were blocked, it would be queued
+/// nevertheless.
 const SIGNALS: [(i32, &str, Signal); 10] = [
     (libc::SIGHUP, "SIGHUP", Signal::Reconfigure),
     (libc::SIGUSR1, "SIGUSR1", Signal::Reopen),
@@ -63,15 +64,15 @@ impl Arrived {
     }
 }
 
-/// The signals of this process, from the moment of its creation.
+/// The signals of this process, queued since its creation.
 pub(super) struct Signals {
     descriptor: OwnedFd,
 }
 
 impl Signals {
-    /// Blocks the signals for this thread and those it starts from now on.
+    /// Blocks the signals for this thread and those that it starts from now on.
     pub fn take() -> io::Result<Signals> {
-        // Ignored, as a careless parent may have left it, it would reap our processes in our place.
+        // A careless parent may have it ignored, in which case the kernel would reap our child processes.
         set_disposition(libc::SIGCHLD, libc::SIG_DFL)?;
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: `sigemptyset` initialises the set that the following calls read; all pointers are to locals.
@@ -89,12 +90,12 @@ impl Signals {
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: `signalfd` has just returned this descriptor; nobody else owns it.
+        // SAFETY: `signalfd` has just returned this descriptor; it has no other owner.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         Ok(Signals { descriptor })
     }
 
-    /// The next signal, if one has arrived.
+    /// Returns the next signal, if one has arrived.
     pub fn next(&self) -> Option<Arrived> {
         let mut information = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
         let length = size_of::<libc::signalfd_siginfo>();
@@ -117,13 +118,12 @@ impl AsFd for Signals {
     }
 }
 
-/// For a process that is part of the service but takes no orders: those that are meant for master and worker do not end
-/// it.
+/// Ignores signals with orders for master and worker, in a process that is part of the service but takes no orders.
 pub(super) fn ignore_orders() -> io::Result<()> {
     ignore(&[libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH])
 }
 
-/// For a process that ends with another one: what ends the service does not end it before.
+/// Also ignores signals that end the service, in a process that must not exit before another one.
 pub(super) fn ignore_all_orders() -> io::Result<()> {
     ignore_orders()?;
     ignore(&[libc::SIGTERM, libc::SIGINT, libc::SIGQUIT])
@@ -139,7 +139,7 @@ fn set_disposition(number: i32, disposition: libc::sighandler_t) -> io::Result<(
     if previous == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A duration as `poll` takes it.
+/// Converts a duration for `poll`.
 pub(super) fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX), tv_nsec: duration.subsec_nanos().into() }
 }

@@ -1,8 +1,7 @@
-//! Starting the same binary again, as worker process or helper.
+//! Starts the same binary again as a worker process or helper.
 //!
-//! The binary is reached through a descriptor opened when this process began: after a package upgrade the path would
-//! name another version. The new process gets its end of the link as standard input, and learns its part from one
-//! environment variable.
+//! The binary is opened when this process starts, because after a package upgrade the path would name another version.
+//! The new process gets its end of the link as standard input, and its role in an environment variable.
 
 use std::env;
 use std::ffi::OsString;
@@ -19,20 +18,20 @@ use super::settings::ProcessSettings;
 use super::tunables;
 use super::user::Account;
 
-/// Names the part of a process that the master started.
+/// Environment variable with the role of a process that the master has started.
 pub(super) const ROLE_VARIABLE: &str = "GALE_PROCESS";
 
-/// Names the account that the page cache helper assumes, in JSON.
+/// Environment variable with the account that the page cache helper assumes, in JSON.
 const ACCOUNT_VARIABLE: &str = "GALE_ACCOUNT";
 
-/// The part a process plays when the master has started it.
+/// Role of a process that the master has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Serves.
     Worker,
     /// Builds the bundle of a reload.
     Helper,
-    /// Says what of files is in memory.
+    /// Tells which parts of files are in memory.
     PageCacheHelper,
 }
 
@@ -45,14 +44,14 @@ impl Role {
         }
     }
 
-    /// The part that the environment names.
+    /// Returns the role in the environment.
     pub(super) fn from_environment() -> Option<Role> {
         let value = env::var_os(ROLE_VARIABLE)?;
         [Role::Worker, Role::Helper, Role::PageCacheHelper].into_iter().find(|role| value == role.name())
     }
 }
 
-/// This binary, as it was when the process began.
+/// The binary of this process.
 pub(super) struct Executable {
     descriptor: OwnedFd,
 }
@@ -63,19 +62,19 @@ impl Executable {
         Ok(Executable { descriptor })
     }
 
-    /// Starts it. The worker's environment is only what `env` lists, and what the C library is told of the processor;
-    /// the helper has the master's own.
+    /// Starts a process. A worker's environment has only the variables of `env` and hints on the processor for the C
+    /// library; the helper inherits the master's environment.
     pub fn start(&self, role: Role, program: &str, settings: &ProcessSettings) -> io::Result<(Pid, Link)> {
         let (link, theirs) = Link::pair()?;
         let mut command = self.command(role, program);
         if role == Role::Worker {
-            // What the configuration says comes last, and holds.
+            // Variables of the configuration come last and take precedence.
             command.env_clear().envs(tunables::variable()).envs(worker_environment(settings));
         }
         Ok((spawn(command, role, theirs)?, link))
     }
 
-    /// Starts the page cache helper, which answers on this socket under this account.
+    /// Starts the page cache helper, which answers on this socket, with this account.
     pub fn start_page_cache_helper(
         &self,
         program: &str,
@@ -91,7 +90,7 @@ impl Executable {
     }
 
     fn command(&self, role: Role, program: &str) -> Command {
-        // Resolved in the new process, before its descriptors are closed: the table there is a copy of ours.
+        // Resolved in the new process before its descriptors are closed: its table is a copy of ours.
         let mut command = Command::new(format!("/proc/self/fd/{}", self.descriptor.as_fd().as_raw_fd()));
         command.arg0(match role {
             Role::Worker => format!("{program}: worker process"),
@@ -102,19 +101,19 @@ impl Executable {
     }
 }
 
-/// Starts a process that plays this role, with the socket as standard input. The master's own waitpid reaps it,
-/// together with every other child.
+/// Starts a process with this role and the socket as standard input. The master's waitpid reaps it like every other
+/// child.
 fn spawn(mut command: Command, role: Role, socket: OwnedFd) -> io::Result<Pid> {
     command.env(ROLE_VARIABLE, role.name()).stdin(Stdio::from(socket));
     Ok(Pid::from_child(&command.spawn()?))
 }
 
-/// The link that the master left us as standard input, which becomes /dev/null.
+/// Takes the link that the master passed as standard input, which becomes /dev/null.
 pub(super) fn inherited_link() -> io::Result<Link> {
     inherited_socket().map(Link::new)
 }
 
-/// The socket that the master left us as standard input, which becomes /dev/null.
+/// Takes the socket that the master passed as standard input, which becomes /dev/null.
 pub(super) fn inherited_socket() -> io::Result<OwnedFd> {
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     rustix::net::sockopt::socket_type(&socket)?;
@@ -123,13 +122,13 @@ pub(super) fn inherited_socket() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The account that the master has named, if any.
+/// Returns the account that the master has passed, if any.
 pub(super) fn inherited_account() -> io::Result<Option<Account>> {
     let Ok(text) = env::var(ACCOUNT_VARIABLE) else { return Ok(None) };
     Ok(Some(serde_json::from_str(&text)?))
 }
 
-/// `env` of the configuration, and TZ. <https://nginx.org/en/docs/ngx_core_module.html#env>
+/// Returns the variables of `env` in the configuration, and TZ. <https://nginx.org/en/docs/ngx_core_module.html#env>
 pub(super) fn worker_environment(settings: &ProcessSettings) -> Vec<(OsString, OsString)> {
     let time_zone = settings.environment.iter().all(|entry| entry.name != "TZ").then(|| OsString::from("TZ"));
     let listed = settings.environment.iter().map(|entry| (entry.name.clone(), entry.value.clone()));

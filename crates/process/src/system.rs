@@ -1,8 +1,8 @@
-//! `Resources` from the system itself: opens, reads, looks up, and records what it did. The record becomes the bundle.
+//! `Resources` from the system: opens, reads, looks up, and records the results. The record becomes the bundle.
 //!
-//! Used where waiting is allowed: at the start, in the helper of a reload, for `-t` and with `master_process off`.
-//! Sockets that are open already are adopted by address, never opened twice and never changed before the configuration
-//! is good.
+//! Used where blocking is allowed: at the start, in the helper of a reload, for `-t` and with `master_process off`.
+//! Sockets that are already open are adopted by address, never opened twice, and not changed before the configuration
+//! is accepted.
 
 use std::collections::HashSet;
 use std::io;
@@ -29,9 +29,9 @@ use super::user::{self, Account};
 
 /// nginx tries to bind five times.
 const BIND_TRIES: usize = 5;
-/// And waits so long after each.
+/// Pause after each failed try, as in nginx.
 const BIND_PAUSE: Duration = Duration::from_millis(500);
-/// Largest file that a configuration may include or name as a key, in bytes.
+/// Maximum size in bytes of a file that a configuration includes or uses as a key.
 const FILE_SIZE_MAX: u64 = 128 << 20;
 
 /// See the head of the file.
@@ -44,40 +44,41 @@ pub struct SystemResources {
 }
 
 impl SystemResources {
-    /// Resources of a first start: nothing is open yet.
+    /// Returns resources for a first start: no socket is open yet.
     pub fn new(log: Arc<dyn ErrorLog>) -> SystemResources {
         SystemResources { record: Record::default(), existing: Vec::new(), log, test: false, bind_pause: BIND_PAUSE }
     }
 
-    /// For `-t`: an address in use is no error, and nothing stays behind.
+    /// Adapts it for `-t`: an address in use is no error, and nothing is left behind.
     pub fn for_test(mut self) -> SystemResources {
         self.test = true;
         self
     }
 
-    /// Sockets that are open already and are to be used for the same addresses.
+    /// Sets the open sockets to use for the same addresses.
     pub fn with_existing(mut self, listeners: Vec<ListenerHandle>) -> SystemResources {
         self.existing = listeners;
         self
     }
 
-    /// Waits so long between two tries to bind, in place of nginx's 500 ms.
+    /// Sets the pause between two tries to bind, instead of nginx's 500 ms.
     pub fn with_bind_pause(mut self, pause: Duration) -> SystemResources {
         self.bind_pause = pause;
         self
     }
 
-    /// What was asked for, as a bundle.
+    /// Returns the recorded resources as a bundle.
     pub fn into_bundle(self, request: BuildRequest, settings: ProcessSettings) -> Bundle {
         Bundle { generation: 1, request, settings, record: self.record }
     }
 
-    /// Takes back what would stay behind when the configuration is not used: files of Unix sockets opened for it.
+    /// Removes files of Unix sockets opened for a configuration that is not used.
     pub(super) fn abandon(self) {
         self.new_socket_files().remove(&*self.log);
     }
 
-    /// The files of Unix sockets that were opened, not adopted. Nobody removes them if the configuration is not used.
+    /// Returns the files of Unix sockets that were opened, not adopted. The caller must remove them if the
+    /// configuration is not used.
     pub(super) fn new_socket_files(&self) -> NewSocketFiles {
         let listeners = self.record.listeners.iter().map(|listener| &**listener);
         self.new_among(listeners)
@@ -88,12 +89,12 @@ impl SystemResources {
         NewSocketFiles { addresses: listeners.filter(is_new).map(|listener| listener.spec.address.clone()).collect() }
     }
 
-    /// Opens what `listener` still lacks; true when an address was in use.
+    /// Opens the missing sockets of `listener`; returns `true` if an address was in use.
     fn complete(&self, listener: &mut Listener) -> Result<bool, ResourceError> {
         let wanted = if self.test { 1 } else { listener.spec.socket_count() };
         while listener.sockets.len() < wanted {
             let mut spec = listener.spec.clone();
-            // The further sockets of a port that the kernel chose go to that port.
+            // If the kernel chose the port, further sockets use the same one.
             if !listener.sockets.is_empty()
                 && let Ok(address) = listener.local_address()
             {
@@ -117,8 +118,8 @@ impl SystemResources {
         Ok(false)
     }
 
-    /// A socket file that a killed process has left would be in the way for ever: it is removed when connections to it
-    /// are refused. True when it was.
+    /// Removes the socket file of a killed process, which would block the address forever, if connections to it are
+    /// refused. Returns `true` if so.
     fn remove_stale(&self, address: &ListenAddress) -> bool {
         let ListenAddress::Unix(path) = address else {
             return false;
@@ -131,7 +132,7 @@ impl SystemResources {
         is_stale
     }
 
-    /// Opens all that is lacking, five times if need be.
+    /// Opens all missing sockets, with up to five tries.
     fn complete_all(&self, listeners: &mut [Listener]) -> Result<(), ResourceError> {
         for _ in 0..BIND_TRIES {
             let mut in_use = false;
@@ -148,9 +149,9 @@ impl SystemResources {
         Err(ResourceError::new("still could not bind()"))
     }
 
-    /// The sockets of this address that are open already.
+    /// Returns a listener with the open sockets of this address.
     fn adopt(&self, spec: &ListenSpec) -> Listener {
-        // An inherited socket, or one whose port the kernel chose, is known by the address that it is bound to.
+        // An inherited socket, or one whose port the kernel chose, is identified by the address that it is bound to.
         let is_there = |old: &&ListenerHandle| {
             let bound = || old.local_address().is_ok_and(|address| address == spec.address);
             old.spec.kind == spec.kind && (old.spec.address == spec.address || bound())
@@ -219,7 +220,7 @@ impl Resources for SystemResources {
             self.new_among(listeners.iter()).remove(&*self.log);
             return Err(error);
         }
-        // Sockets in service are configured when the new configuration is; see the master.
+        // Sockets in service are configured when the new configuration comes into force; see the master.
         for listener in listeners.iter().filter(|listener| !self.test && !self.was_open(listener)) {
             listen::configure(listener, None, &*self.log);
         }
@@ -253,7 +254,8 @@ impl Resources for SystemResources {
     }
 
     fn secret(&mut self, path: &Path) -> io::Result<Vec<u8>> {
-        // One text for a configuration, however often it names the file: that may be a pipe, or change meanwhile.
+        // A file is read only once for a configuration, however often it is used: it may be a pipe, or change
+        // meanwhile.
         if let Some(Ok(known)) = self.record.secrets.get(path) {
             return Ok(known.clone());
         }
@@ -294,7 +296,7 @@ impl Resources for SystemResources {
         let name = path.display();
         let failed =
             |call: String| move |error: io::Error| ResourceError::new(format!("{call} failed{}", errno_text(&error)));
-        // Without an owner it is a place that others pass through on the way to theirs.
+        // A directory without an owner is only the parent of others' directories.
         let mode = if owner.is_some() { 0o700 } else { 0o755 };
         match std::fs::DirBuilder::new().mode(mode).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -319,25 +321,26 @@ impl Resources for SystemResources {
     }
 }
 
-/// Files of Unix sockets that were opened for a configuration which may yet not be used.
+/// Files of Unix sockets opened for a configuration that may still be rejected.
 #[must_use]
 pub(super) struct NewSocketFiles {
     addresses: Vec<ListenAddress>,
 }
 
 impl NewSocketFiles {
-    /// The configuration is not used.
+    /// Removes them, because the configuration is not used.
     pub fn remove(&self, log: &dyn ErrorLog) {
         self.addresses.iter().for_each(|address| remove_file_of(address, log));
     }
 }
 
-/// Most entries of a directory that changes its owner that are looked at.
+/// Maximum number of entries examined in a directory that changes its owner.
 const TAKEN_ALONG_MAX: usize = 10_000;
 
-/// Gives the files of a directory that changes its owner to the new owner: those of the former one, and of root only
-/// Gale's own (`.gale.journal`, `.gale.lock`). A cache or an ACME issuer would otherwise not get at its own state after
-/// `user` has changed. A file that cannot be given away is reported by the worker that cannot open it.
+/// Changes the owner of the files in a directory that changes its owner: of all files of the former owner, unless that
+/// is root; of root's files only Gale's own (`.gale.journal`, `.gale.lock`). Otherwise a cache or an ACME issuer could
+/// not access its own state after `user` has changed. A file whose owner cannot be changed is reported by the worker
+/// that fails to open it.
 fn take_along(directory: &Path, former: u32, owner: &Account) {
     let Ok(entries) = std::fs::read_dir(directory) else { return };
     for entry in entries.take(TAKEN_ALONG_MAX).flatten() {
@@ -348,8 +351,8 @@ fn take_along(directory: &Path, former: u32, owner: &Account) {
     }
 }
 
-/// Gives a regular file of the former owner to another. A link, symbolic or hard, is left alone: it may lead to a file
-/// outside the directory.
+/// Changes the owner of a regular file that belongs to the former owner. A symbolic link or a file with several hard
+/// links is skipped: it may be a file outside the directory.
 fn give_file(path: &Path, former: u32, owner: &Account) -> io::Result<()> {
     use rustix::fs::{Gid, Mode, OFlags, Uid, fchown, open};
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -394,16 +397,16 @@ fn remove_file_of(address: &ListenAddress, log: &dyn ErrorLog) {
     }
 }
 
-/// How many descriptors that process may let itself have; `None` when that cannot be asked.
+/// Returns the hard limit on descriptors of a process; `None` if it cannot be read.
 pub(super) fn descriptors_max_of(pid: Pid) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: without a new limit the call only writes the present one to where the pointer says, which is alive.
+    // SAFETY: without a new limit the call only writes the present one to the pointer, which is valid.
     let code =
         unsafe { libc::prlimit(pid.as_raw_nonzero().get(), libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut limit) };
     (code == 0).then_some(limit.rlim_max)
 }
 
-/// Removes the socket files of addresses that `current` does not have any more.
+/// Removes the socket files of addresses that are not in `current`.
 pub(super) fn remove_old_socket_files(addresses: &[ListenAddress], current: &Bundle, log: &dyn ErrorLog) {
     let served =
         |address: &ListenAddress| current.record.listeners.iter().any(|listener| listener.spec.address == *address);

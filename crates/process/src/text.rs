@@ -1,5 +1,5 @@
-//! How byte strings that are not always UTF-8 (paths, environment) are written in JSON: a string when they are, an
-//! array of numbers when they are not. Nothing is lost either way.
+//! Lossless encoding in JSON of byte strings that may not be UTF-8 (paths, environment): a string if they are,
+//! otherwise an array of numbers.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

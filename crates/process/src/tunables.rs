@@ -1,22 +1,22 @@
-//! What a worker process tells its C library about the processor.
+//! Settings for the C library of a worker process that depend on the processor.
 //!
-//! glibc copies from two kilobytes on with `rep movsb` where a processor says that it is quick at that. Processors of
-//! AMD with the architecture Zen 3 and later say so, and are twenty times slower than with plain loads and stores where
-//! the destination lies a few bytes behind the source in its page: as a TLS record does behind its five bytes of head.
-//! Since version 2.40 glibc knows that (<https://sourceware.org/bugzilla/show_bug.cgi?id=30994>); older ones are told.
-//! docs/decisions/0048-copies-on-amd.md has the figures.
+//! glibc copies two kilobytes and more with `rep movsb` if the processor reports that it is fast at that. AMD
+//! processors since Zen 3 report so, but are twenty times slower than with plain loads and stores if the destination
+//! lies a few bytes behind the source in its page, as a TLS record does behind its five bytes of head. glibc handles
+//! this since version 2.40 (<https://sourceware.org/bugzilla/show_bug.cgi?id=30994>); older ones need this setting. The
+//! figures are in docs/decisions/0048-copies-on-amd.md.
 
 use std::fs;
 
 /// <https://sourceware.org/glibc/manual/latest/html_node/Hardware-Capability-Tunables.html>
 const VARIABLE: &str = "GLIBC_TUNABLES";
-/// Never.
+/// A threshold that is never reached.
 const VALUE: &str = "glibc.cpu.x86_rep_movsb_threshold=0x40000000000";
 
-/// The first of these processors is of the family 25, Zen 3.
+/// Family of the first of these processors, Zen 3.
 const FAMILY_MIN: u32 = 25;
 
-/// A variable for a worker's environment, on processors that need it.
+/// Returns a variable for a worker's environment, on processors that need it.
 pub(super) fn variable() -> Option<(&'static str, &'static str)> {
     if cfg!(not(all(target_arch = "x86_64", target_env = "gnu"))) {
         return None;
@@ -25,7 +25,7 @@ pub(super) fn variable() -> Option<(&'static str, &'static str)> {
     is_slow_at_rep_movsb(&processors).then_some((VARIABLE, VALUE))
 }
 
-/// Of a text as of /proc/cpuinfo; the first processor stands for all.
+/// Parses the text of /proc/cpuinfo; the first processor stands for all.
 fn is_slow_at_rep_movsb(processors: &str) -> bool {
     let field = |name: &str| {
         let lines = processors.lines().filter_map(|line| line.split_once(':'));

@@ -1,7 +1,7 @@
 //! Upgrade of the binary: the new one inherits the listening sockets.
 //!
-//! The way is nginx's, so that nginx can be upgraded to Gale and Gale to nginx: the environment variable `NGINX` lists
-//! descriptor numbers, each ended by a semicolon; the old pid file is moved aside.
+//! The protocol is nginx's, so that nginx can be upgraded to Gale and Gale to nginx: the environment variable `NGINX`
+//! lists descriptor numbers, each followed by a semicolon; the old pid file is renamed.
 //! <https://nginx.org/en/docs/control.html#upgrade>
 
 use gale_base::log_level::Level;
@@ -28,16 +28,16 @@ use super::pid_file;
 use super::secrets::SecretKeeper;
 use super::spawn::worker_environment;
 
-/// nginx's variable.
+/// nginx's variable with the listening sockets.
 const VARIABLE: &str = "NGINX";
-/// The old master's process number, beside it. nginx does not set this.
+/// Variable with the pid of the old master. nginx does not set this.
 const MASTER_VARIABLE: &str = "GALE_OLD_MASTER";
-/// The numbers of dead worker processes that the kernel holds, in the same way. They have the sockets, too.
+/// Variable with the pids of dead worker processes that are stuck in the kernel, which have the sockets, too.
 const HELD_VARIABLE: &str = "GALE_HELD_PROCESSES";
-/// Those of the sockets in nginx's variable that are the service manager's, in the same form.
+/// Variable with those numbers in `NGINX` whose sockets belong to the service manager, in the same form.
 const PASSED_VARIABLE: &str = "GALE_PASSED_SOCKETS";
 
-/// The sockets that a previous binary left us; none when there was no previous binary.
+/// Returns the sockets of a previous binary; `None` if there is no previous binary.
 pub(super) fn inherited_listeners(log: &dyn ErrorLog) -> Option<Vec<ListenerHandle>> {
     let value = env::var_os(VARIABLE)?;
     let value = value.to_string_lossy().into_owned();
@@ -55,8 +55,8 @@ pub(super) fn inherited_listeners(log: &dyn ErrorLog) -> Option<Vec<ListenerHand
     Some(claimed.into_listeners())
 }
 
-/// The old binary's master, whose child this process is. None without an upgrade, and when the old master is gone
-/// already, so that we have another parent. To be asked as early as possible: nginx does not say who it is.
+/// Returns the old binary's master, whose child this process is; `None` without an upgrade, and if the old master has
+/// exited already and we have another parent. Call this as early as possible: nginx does not pass its pid.
 pub(super) fn old_master() -> Option<Pid> {
     env::var_os(VARIABLE)?;
     let parent = rustix::process::getppid()?;
@@ -64,29 +64,28 @@ pub(super) fn old_master() -> Option<Pid> {
     said.is_none_or(|number| number == parent.to_string()).then_some(parent)
 }
 
-/// The dead worker processes that the old binary has left in the kernel's hands, as far as they had died before the
-/// upgrade.
+/// Returns the dead worker processes of the old binary that were stuck in the kernel before the upgrade.
 pub(super) fn left_behind() -> Vec<Pid> {
     let value = env::var(HELD_VARIABLE).unwrap_or_default();
-    // What is no number is nobody's. The number of one that has ended by now may be another's, who is alive: it is
-    // looked at again and again.
+    // Invalid numbers are ignored. The pid of a process that has exited by now may belong to another one, which is
+    // alive: it is checked repeatedly.
     value.split(';').filter_map(|number| Pid::from_raw(number.parse().ok().filter(|&number| number > 0)?)).collect()
 }
 
-/// What the new binary gets beside the sockets.
+/// State passed to the new binary beside the sockets.
 pub(super) struct Inherited<'m> {
-    /// Dead worker processes that the kernel holds.
+    /// Dead worker processes that are stuck in the kernel.
     pub held: &'m [Pid],
     pub secrets: &'m SecretKeeper,
-    /// Where our idle connections come.
+    /// The end for the new binary at which our idle connections arrive.
     pub arrivals: Option<&'m Arrivals>,
 }
 
-/// Starts the binary that `argv[0]` now names, on the sockets of `bundle`, which has those that the service manager has
-/// passed and nobody listens on, too. The pid file is moved aside before, and back when that fails.
+/// Starts the binary that `argv[0]` names now, with the sockets of `bundle`, which includes unused ones of the service
+/// manager. The pid file is renamed before, and back if the start fails.
 ///
 /// # Errors
-/// Said in nginx's words.
+/// nginx's text.
 pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, inherited: &Inherited<'_>) -> Result<Pid, String> {
     let mut arguments = env::args_os();
     let name = arguments.next().ok_or("the name of the binary is unknown")?;
@@ -100,12 +99,12 @@ pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, inherited: &Inh
             errno_text(&error)
         )
     })?;
-    // Without them clients only have to begin anew.
+    // Without them, clients only lose their sessions.
     let secrets = inherited.secrets.to_memory().ok().flatten();
     let sockets: Vec<&Arc<OwnedFd>> = bundle.record.listeners.iter().flat_map(|listener| &listener.sockets).collect();
     let list: String = sockets.iter().map(|socket| format!("{};", socket.as_raw_fd())).collect();
     let passed = bundle.record.listeners.iter().filter(|listener| listener.opened_by == OpenedBy::ServiceManager);
-    // Further ones for `reuseport` are ours, but what is asked of an address concerns all of its sockets.
+    // Further sockets for `reuseport` are ours, but each address is marked as a whole.
     let passed = passed.flat_map(|listener| &listener.sockets);
     let passed: String = passed.map(|socket| format!("{};", socket.as_raw_fd())).collect();
     let mut command = Command::new(path_of_binary(&name));
@@ -119,7 +118,7 @@ pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, inherited: &Inh
     }
     command.envs(secrets.as_ref().map(SecretKeeper::variable));
     command.envs(inherited.arrivals.map(Arrivals::variable));
-    // The service manager has to hear from the new master.
+    // The service manager must be notified by the new master.
     if let Some(socket) = env::var_os("NOTIFY_SOCKET") {
         command.env("NOTIFY_SOCKET", socket);
     }
@@ -141,8 +140,8 @@ pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, inherited: &Inh
     })
 }
 
-/// Where the binary is by now: the name that we were started by, or, if the shell had found that in its PATH, what was
-/// there then. A package upgrade has put another file under the same path, and ours counts as deleted.
+/// Returns the current path of the binary: the name that we were started by or, if a shell found that in its PATH, the
+/// path of our file. After a package upgrade another file has the same path, and ours is marked as deleted.
 fn path_of_binary(name: &OsStr) -> PathBuf {
     let path = Path::new(name);
     if name.as_bytes().contains(&b'/') {
@@ -153,7 +152,7 @@ fn path_of_binary(name: &OsStr) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(b" (deleted)").unwrap_or(bytes)))
 }
 
-/// After the new binary has ended: our pid file gets its name back.
+/// Renames our pid file back after the new binary has exited.
 pub(super) fn restore_pid_file(current: &Path, log: &dyn ErrorLog) {
     let old = pid_file::old_path(current);
     if let Err(error) = fs::rename(&old, current) {
@@ -167,8 +166,8 @@ pub(super) fn restore_pid_file(current: &Path, log: &dyn ErrorLog) {
     }
 }
 
-/// Lets descriptors survive an exec for the time of `spawn`. Only one thread of the master starts processes, and one at
-/// a time, so no other child can catch them.
+/// Makes descriptors survive an exec during `spawn`. Only one thread of the master starts processes, one at a time, so
+/// no other child can inherit them.
 fn with_inheritable<T>(sockets: &[&OwnedFd], spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let set_all = |flags| sockets.iter().try_for_each(|socket| rustix::io::fcntl_setfd(socket, flags));
     let result = set_all(FdFlags::empty()).map_err(io::Error::from).and_then(|()| spawn());

@@ -1,7 +1,7 @@
-//! Accounts: looking up `user` and becoming it.
+//! Accounts: looks up `user` and changes to it.
 //!
-//! Refuses to change identity in a process that has more than one thread: Linux keeps credentials per thread, and those
-//! that exist already would stay root. <https://nginx.org/en/docs/ngx_core_module.html#user>
+//! Refuses to change the user in a process with more than one thread: Linux keeps credentials per thread, and the
+//! existing threads would stay root. <https://nginx.org/en/docs/ngx_core_module.html#user>
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -14,16 +14,16 @@ use serde::{Deserialize, Serialize};
 
 use super::errors::{ResourceError, errno_text};
 
-/// nginx's warning for a `user` directive that can have no effect.
+/// nginx's warning for a `user` directive that has no effect.
 pub const USER_IGNORED: &str =
     "the \"user\" directive makes sense only if the master process runs with super-user privileges, ignored";
 
-/// Longest entry of the account databases that is read, in bytes.
+/// Maximum size in bytes of an entry of the account databases.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// Most groups of one account; Linux's own limit (NGROUPS_MAX).
+/// Maximum number of groups of one account; Linux's own limit (NGROUPS_MAX).
 const GROUPS_MAX: usize = 65536;
 
-/// Who the worker process is: numbers only, so that it needs no account database itself.
+/// Identity of the worker process: numbers only, so that it needs no account database itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
     /// Name, for messages.
@@ -36,7 +36,7 @@ pub struct Account {
     pub groups: Vec<u32>,
 }
 
-/// Whether the process may take on another identity: its effective user is root.
+/// True if the process may change its user: its effective user is root.
 pub fn is_super_user() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -57,11 +57,11 @@ impl Account {
         Ok(Account { name: user.to_owned(), user: user_number, group: group_number, groups })
     }
 
-    /// Becomes this account, for good: group, supplementary groups, user. Of its capabilities only `kept` stay. Does
-    /// nothing in a process that is not root.
+    /// Changes to this account irrevocably: group, supplementary groups, user. Only the capabilities in `kept` are
+    /// kept. Does nothing in a process that is not root.
     ///
     /// # Errors
-    /// In nginx's words: `setuid(33) failed (1: Operation not permitted)`.
+    /// nginx's text: `setuid(33) failed (1: Operation not permitted)`.
     pub fn assume(&self, kept: CapabilitySet) -> Result<(), String> {
         if !is_super_user() {
             return Ok(());
@@ -91,7 +91,7 @@ impl Account {
     }
 }
 
-/// Threads of this process; none when /proc cannot tell.
+/// Number of threads of this process; `None` if /proc is not readable.
 fn thread_count() -> Option<usize> {
     Some(std::fs::read_dir("/proc/self/task").ok()?.count())
 }
@@ -122,7 +122,7 @@ fn group_number(name: &CStr) -> Option<u32> {
     })
 }
 
-/// Calls `look_up` with larger and larger buffers while it answers ERANGE.
+/// Calls `look_up` with larger and larger buffers while it returns ERANGE.
 fn with_growing_buffer(look_up: impl Fn(&mut [u8]) -> (i32, Option<u32>)) -> Option<u32> {
     let mut length = 1024;
     loop {
@@ -138,7 +138,8 @@ fn groups(name: &CStr, main: u32) -> Vec<u32> {
     let mut groups = vec![0 as libc::gid_t; 64];
     loop {
         let mut count = groups.len() as libc::c_int;
-        // SAFETY: `groups` has room for `count` entries; the call writes at most that many and the number there are.
+        // SAFETY: `groups` has space for `count` entries; the call writes at most that many, and sets `count` to their
+        // number.
         let code = unsafe { libc::getgrouplist(name.as_ptr(), main, groups.as_mut_ptr(), &mut count) };
         if code >= 0 {
             groups.truncate(count as usize);
@@ -151,7 +152,7 @@ fn groups(name: &CStr, main: u32) -> Vec<u32> {
     }
 }
 
-/// The error of a system call as rustix reports it, for nginx's `(1: …)` ending.
+/// Formats an error of a system call as nginx does at the end of a message: `(1: …)`.
 pub(super) fn system_text(error: rustix::io::Errno) -> String {
     errno_text(&io::Error::from(error))
 }
