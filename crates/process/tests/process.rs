@@ -1,4 +1,4 @@
-//! Master, worker process and reload, tested as processes: this test program starts itself again as a server.
+//! Tests of master, worker process and reload with real processes: this test program starts itself again as a server.
 
 #[path = "process/fixture.rs"]
 mod fixture;
@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// As cargo's own harness, one after the other: `--list`, and words that select.
+/// Runs like cargo's own harness, but one test after the other: `--list`, and words that select tests.
 fn run_tests(arguments: &[String]) -> ExitCode {
     let words: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     let selected =
@@ -371,7 +371,7 @@ fn quit_at_the_start_waits_for_who_is_served_already() {
     make_fifo(&fifo);
     let waits = format!("start_waits_open {}", fifo.display());
     let mut server = Server::launch(&format!("listen 127.0.0.1:0\nworkers 2\n{waits}\nanswer one"));
-    // The second loop serves while the first one, whose last act this is, has not begun.
+    // The second loop serves, while the first one still waits for the FIFO.
     let holding_up = fs::File::options().write(true).open(&fifo).expect("somebody waits");
     let mut client = server.connect();
     let worker = client.ask("x").pid;
@@ -450,7 +450,7 @@ fn loops_hear_of_a_change_when_all_have_carried_it_out() {
     make_fifo(&fifo);
     let mut server = Server::launch(&format!("{TELLS}\nworkers 2\nstart_waits_open {}\nanswer one", fifo.display()));
     let holding_up = fs::File::options().write(true).open(&fifo).expect("somebody waits");
-    // The second loop serves: whatever it was told until the first answer it has done by the second.
+    // The second loop serves. By its second answer it has carried out all orders that precede its first one.
     let mut client = server.connect();
     assert_eq!((client.ask("x").worker, client.ask("x").worker), (1, 1));
     assert!(!server.logged().contains("has settled"));
@@ -458,11 +458,11 @@ fn loops_hear_of_a_change_when_all_have_carried_it_out() {
     server.wait_notified("READY=1");
     server.wait_logged("worker 0 has settled with one");
     server.wait_logged("worker 1 has settled with one");
-    // Without the one that cannot start.
+    // The loop that cannot start is not notified.
     server.reload(&format!("{TELLS}\nworkers 3\nstart_fails_at 2\nanswer two"));
     server.wait_logged("worker 0 has settled with two");
     server.wait_logged("worker 1 has settled with two");
-    // And without the one that is drained.
+    // Nor is the loop that is drained.
     server.reload(&format!("{TELLS}\nworkers 1\nanswer three"));
     server.wait_logged("worker 0 has settled with three");
     server.signal(Signal::TERM);
@@ -480,7 +480,7 @@ fn logs_are_reopened_in_master_and_worker() {
     server.connect().ask("between");
     server.signal(Signal::USR1);
     server.wait_logged("reopening logs");
-    // The order to the worker is on its way before this one, on the same link.
+    // The order to the worker precedes this one on the same link.
     server.reload("listen 127.0.0.1:0\ntrace DIR/trace\nanswer two");
     server.connect().ask("after");
     let old = fs::read_to_string(&rotated).expect("the old file");
@@ -618,7 +618,7 @@ fn a_new_binary_takes_over_every_socket_of_an_address() {
     server.signal(Signal::USR2);
     server.wait_notified("READY=1");
     let new_master = server.pid_in_file();
-    // The old master has them still, and nobody accepts for it.
+    // The old master still has them, but none of its processes accepts.
     server.signal(Signal::STOP);
     kill(old_worker, Signal::KILL);
     for _ in 0..60 {
@@ -682,7 +682,7 @@ fn a_change_of_user_needs_a_new_process() {
     let mut client = server.connect();
     let old = client.ask("x").pid;
     server.reload("listen 127.0.0.1:0\nuser daemon\nanswer two");
-    // Until the old process has taken its order to drain, both accept.
+    // Both accept until the old process has received its order to drain.
     let new = std::iter::repeat_with(|| server.ask()).find(|answer| answer.pid != old).expect("endless");
     assert_eq!(new.text, "two");
     let status = fs::read_to_string(format!("/proc/{}/status", new.pid)).expect("it runs");

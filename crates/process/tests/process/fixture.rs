@@ -1,5 +1,5 @@
-//! A server under test: its directory, its process, its log, and what the service manager hears. Every wait has a
-//! deadline and is a wait on a descriptor.
+//! A server under test: its directory, process, log, and messages to the service manager. Every wait has a deadline and
+//! polls a descriptor.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-/// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
+/// Long enough for a debug build on a busy machine; only a failed test waits that long.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 pub struct Server {
@@ -26,7 +26,7 @@ pub struct Server {
     notify: UnixDatagram,
 }
 
-/// One line's answer.
+/// The answer to one line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
     pub pid: i32,
@@ -42,18 +42,18 @@ impl Server {
         server
     }
 
-    /// Starts it without waiting.
+    /// Starts a toy without waiting until it is ready.
     pub fn launch(configuration: &str) -> Server {
         Server::launch_with(configuration, |_| {})
     }
 
-    /// Starts it in a process that `prepare` has changed.
+    /// Starts a toy in a process that `prepare` has changed.
     pub fn launch_with(configuration: &str, prepare: impl FnOnce(&mut Command)) -> Server {
         let directory = new_directory();
         let notify = UnixDatagram::bind(directory.join("notify")).expect("a socket");
         notify.set_read_timeout(Some(DEADLINE)).expect("a timeout");
         let log_path = directory.join("error.log");
-        // A FIFO can be waited for; a file would have to be looked at again and again.
+        // A FIFO can be polled; a file would have to be read repeatedly.
         make_fifo(&log_path);
         let log = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&log_path).expect("open");
         rustix::fs::chmod(&directory, 0o777.into()).expect("shared with the worker's user");
@@ -73,7 +73,7 @@ impl Server {
         Pid::from_child(&self.child)
     }
 
-    /// The one process that the master has besides `worker`.
+    /// Returns the only process that the master has besides `worker`.
     pub fn helper(&self, worker: i32) -> i32 {
         let master = self.pid();
         let children = fs::read_to_string(format!("/proc/{master}/task/{master}/children")).expect("it runs");
@@ -81,7 +81,7 @@ impl Server {
         children.split_whitespace().map(number).find(|pid| *pid != worker).expect("a helper")
     }
 
-    /// A FIFO in the server's directory, for `waits_open`.
+    /// Creates a FIFO in the server's directory, for `waits_open`.
     pub fn new_fifo(&self) -> PathBuf {
         let path = self.directory.join("fifo");
         make_fifo(&path);
@@ -92,20 +92,20 @@ impl Server {
         rustix::process::kill_process(self.pid(), signal).expect("it runs");
     }
 
-    /// Writes another configuration and tells the master; returns when the reload has ended, well or not.
+    /// Writes another configuration and signals the master; returns when the reload has succeeded or failed.
     pub fn reload(&mut self, configuration: &str) {
         self.begin_reload(configuration);
         self.wait_notified("READY=1");
     }
 
-    /// Without waiting for its end.
+    /// Starts a reload without waiting for its end.
     pub fn begin_reload(&mut self, configuration: &str) {
         write_configuration(&self.directory, configuration);
         self.signal(Signal::HUP);
         self.wait_notified("RELOADING=1");
     }
 
-    /// Waits until the service manager has heard a message that begins so.
+    /// Waits until the service manager has received a message that starts with `beginning`.
     pub fn wait_notified(&mut self, beginning: &str) {
         let mut heard = [0; 256];
         loop {
@@ -128,7 +128,7 @@ impl Server {
         self.wait_line(text, |line| line.contains(text))
     }
 
-    /// Waits for the start of another worker process than this, and returns its number.
+    /// Waits for the start of a worker process other than this one, and returns its pid.
     pub fn wait_started_after(&mut self, pid: i32) -> i32 {
         let number = |line: &str| line.split_once("start worker process ")?.1.parse::<i32>().ok();
         let line = self.wait_line("new worker process", |line| number(line).is_some_and(|started| started != pid));
@@ -158,7 +158,7 @@ impl Server {
         }
     }
 
-    /// Waits until the process has ended.
+    /// Waits until the process has exited.
     pub fn wait_exited(&mut self) -> ExitStatus {
         let handle = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty()).expect("a pidfd");
         let exited = wait_readable(&handle, Instant::now() + DEADLINE);
@@ -172,7 +172,7 @@ impl Server {
         text
     }
 
-    /// The addresses that the worker listens on.
+    /// Returns the addresses that the worker listens on.
     pub fn addresses(&self) -> Vec<String> {
         let text = fs::read_to_string(self.directory.join("addresses")).expect("written before it was ready");
         text.lines().map(str::to_owned).collect()
@@ -182,7 +182,7 @@ impl Server {
         Client::connect(&self.addresses()[0])
     }
 
-    /// Opens a connection, asks, closes it.
+    /// Opens a connection, sends a line, and closes it.
     pub fn ask(&self) -> Answer {
         self.connect().ask("x")
     }
@@ -196,7 +196,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
-            // Tests end their server; this is for those that fail.
+            // Tests stop their server; this is for failed ones.
             let _ = rustix::process::kill_process(self.pid(), Signal::TERM);
             let handle = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty());
             let gone = handle.is_ok_and(|handle| wait_readable(&handle, Instant::now() + DEADLINE));
@@ -205,7 +205,7 @@ impl Drop for Server {
             }
             let _ = self.child.wait();
         }
-        // A daemon that a failed test left behind; a number that has another owner by now is not touched.
+        // A failed test may leave a daemon; a pid that has been reused is not signalled.
         for name in ["pid", "pid.oldbin"] {
             let text = fs::read_to_string(self.directory.join(name)).unwrap_or_default();
             let pid = text.trim_end().parse().ok().and_then(Pid::from_raw);
@@ -241,7 +241,7 @@ impl Client {
         Answer { pid: word().parse().expect("pid"), worker: word().parse().expect("worker"), text: word() }
     }
 
-    /// Sends a line; the answer's line, empty when the connection was closed.
+    /// Sends a line; returns the line of the answer, empty if the connection was closed.
     pub fn say(&mut self, line: &str) -> String {
         self.send(line);
         let mut text = String::new();
@@ -268,7 +268,7 @@ pub fn make_fifo(path: &Path) {
     rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o666.into(), 0).expect("a FIFO");
 }
 
-/// Whether a process ends before the deadline.
+/// True if a process exits before the deadline.
 pub fn ends(pid: Pid) -> bool {
     match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(handle) => wait_readable(&handle, Instant::now() + DEADLINE),
@@ -284,7 +284,7 @@ pub fn new_directory() -> PathBuf {
     directory
 }
 
-/// `DIR` in a configuration is its directory; pid, log and the file of addresses are always there.
+/// `DIR` in a configuration stands for its directory; pid, log and the file of addresses are always set.
 fn write_configuration(directory: &Path, configuration: &str) {
     let common = "pid DIR/pid\nerror_log DIR/error.log\naddresses DIR/addresses\n";
     let text = format!("{common}{configuration}").replace("DIR", &directory.display().to_string());

@@ -1,7 +1,7 @@
-//! A program for the process layer without HTTP: a line comes in, a line goes out.
+//! A program for the process layer without HTTP: it reads a line and answers with a line.
 //!
 //! Its configuration has one directive per line. Its event loop is `poll` over a thread-local list. It is the smallest
-//! thing that accepts, keeps connections, changes over and drains.
+//! program that accepts, keeps connections, changes over and drains.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -67,7 +67,7 @@ impl Program for Toy {
         if let (0, Some(path)) = (slot.worker, &configuration.addresses) {
             let address = |listener: &ListenerHandle| Some(listener.local_address().ok()?.to_string());
             let addresses: Vec<String> = configuration.listeners.iter().filter_map(address).collect();
-            // Another user's file can be replaced where it cannot be written.
+            // A file of another user can be replaced even if it cannot be written.
             let _ = std::fs::remove_file(path);
             std::fs::write(path, addresses.join("\n")).map_err(|error| error.to_string())?;
         }
@@ -253,7 +253,7 @@ struct Turn {
 
 struct Connection {
     stream: TcpStream,
-    /// The one it began with; a new one is used from its next request on.
+    /// Configuration of the current request; the next request uses the latest one.
     configuration: Arc<Configuration>,
 }
 
@@ -298,7 +298,7 @@ impl Turn {
                 b"exhaust\n" => exhaust_descriptors(),
                 b"release\n" => DESCRIPTORS.with_borrow_mut(Vec::clear),
                 b"unlink\n" => cut_link(),
-                // An exchange that lasts: it keeps the configuration that it began with.
+                // A long exchange: it keeps the configuration that it began with.
                 b"hold\n" => return connection.stream.write_all(b"holding\n").is_ok(),
                 _ => {}
             }
@@ -317,16 +317,16 @@ thread_local! {
     static DESCRIPTORS: RefCell<Vec<std::fs::File>> = RefCell::default();
 }
 
-/// Leaves this process no free descriptor.
+/// Uses up all free descriptors of this process.
 fn exhaust_descriptors() {
     DESCRIPTORS.with_borrow_mut(|held| held.extend(std::iter::from_fn(|| std::fs::File::open("/dev/null").ok())));
 }
 
-/// Ends the worker's link to its master: its only socket of that type.
+/// Shuts down the worker's link to its master: its only socket of that type.
 fn cut_link() {
     let names = std::fs::read_dir("/proc/self/fd").expect("a list").flatten();
     for number in names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
-        // SAFETY: borrowed for calls that fail with EBADF when it is not open.
+        // SAFETY: borrowed for calls that fail with EBADF if it is not open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
         if rustix::net::sockopt::socket_type(descriptor) == Ok(rustix::net::SocketType::SEQPACKET) {
             rustix::net::shutdown(descriptor, rustix::net::Shutdown::Both).expect("it is connected");
