@@ -66,12 +66,10 @@ impl Record {
         self.logs.iter().find(|log| log.path().as_os_str() == path.as_os_str())
     }
 
-    /// Returns the lock file with this path.
     pub fn lock(&self, path: &Path) -> Option<&LockHandle> {
         self.locks.iter().find(|lock| lock.path() == path)
     }
 
-    /// Returns the data file with this path.
     pub fn data_file(&self, path: &Path) -> Option<&DataHandle> {
         self.data_files.iter().find(|file| file.path() == path)
     }
@@ -393,7 +391,6 @@ struct PackedListener {
     opened_by: OpenedBy,
 }
 
-/// An open file with its path.
 #[derive(Serialize, Deserialize)]
 struct PackedHandle {
     path: PathText,
@@ -415,7 +412,6 @@ struct PackedData {
     descriptor: usize,
 }
 
-/// An open directory or file.
 #[derive(Serialize, Deserialize)]
 struct PackedPlace {
     is_directory: bool,

@@ -142,7 +142,6 @@ impl AsRef<[u8]> for DataMapping {
     }
 }
 
-/// A mapping made by the kernel.
 #[derive(Debug)]
 struct Region {
     start: NonNull<u8>,

@@ -44,7 +44,6 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum length of a forwarded log line in bytes.
 const LOG_LINE_BYTES_MAX: usize = 4096;
 
-/// A message on a link.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
     /// A bundle begins; its memfd is attached.
@@ -96,7 +95,6 @@ pub(super) enum Message {
     Log { level: Level, message: String },
 }
 
-/// A path in a message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LogPath(#[serde(with = "text::path")] pub PathBuf);
 
@@ -118,7 +116,6 @@ pub(super) enum Received {
     Status(Option<OwnedFd>),
 }
 
-/// One end of a link.
 pub(super) struct Link {
     socket: OwnedFd,
     outbox: VecDeque<Packet>,

@@ -286,7 +286,7 @@ pub(super) fn share_port(socket: &OwnedFd) -> io::Result<()> {
 }
 
 /// Makes the kernel report every connection from now on, even before data has arrived: for a socket that will be
-/// closed. Earlier connections are reported after the kernel has retransmitted, within a second.
+/// closed. Earlier connections are reported after a second, when the kernel has retransmitted.
 pub fn stop_deferring(socket: &OwnedFd) {
     // If this fails, clients that send nothing in time are reset, as by nginx.
     let _ = set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0);

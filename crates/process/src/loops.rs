@@ -90,7 +90,6 @@ impl<E> Events<E> {
         let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
     }
 
-    /// Takes all events.
     pub fn take(&self) -> VecDeque<E> {
         // Cleared first: an event pushed in between is then taken now or signalled again.
         let _ = rustix::io::read(&self.signal, &mut [0u8; 8]);

@@ -31,7 +31,6 @@ pub(super) fn test(path: &Path) -> Result<(), String> {
     opened.map(drop).map_err(|error| format!("open() \"{}\" failed{}", path.display(), errno_text(&error)))
 }
 
-/// Removes the file.
 pub(super) fn remove(path: &Path, log: &dyn ErrorLog) {
     if let Err(error) = fs::remove_file(path) {
         log.write(Level::Alert, &format!("unlink() \"{}\" failed{}", path.display(), errno_text(&error)));

@@ -169,8 +169,8 @@ pub trait Worker: 'static {
     fn settled(&mut self) {}
 
     /// Stops accepting, after the connections that are already queued: other processes with the same sockets may not
-    /// have been notified of them. `is_last`: no other process has the sockets, so later connections would be lost.
-    /// Resolves when the queued connections are accepted; [`Worker::drain`] follows.
+    /// have been notified of them. `is_last`: no other process has the sockets, so connections that are still queued
+    /// when they are closed are lost. Resolves when the queued connections are accepted; [`Worker::drain`] follows.
     fn stop_accepting(&mut self, is_last: bool) -> Completion;
 
     /// Passes idle connections on to `successor`, if there is one, and closes those that cannot be passed; resolves

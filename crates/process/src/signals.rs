@@ -45,7 +45,6 @@ const SIGNALS: [(i32, &str, Signal); 10] = [
     (libc::SIGCHLD, "SIGCHLD", Signal::Child),
 ];
 
-/// A signal that has arrived.
 pub(super) struct Arrived {
     pub signal: Signal,
     number: i32,

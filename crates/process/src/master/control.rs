@@ -20,7 +20,6 @@ use crate::program::Program;
 /// dropped.
 const CLIENTS_MAX: usize = 16;
 
-/// The control socket and its clients.
 #[derive(Default)]
 pub(super) struct Control {
     listener: Option<UnixListener>,
@@ -34,7 +33,6 @@ struct Client {
     stands: Stands,
 }
 
-/// A complete order.
 enum Order {
     Reload,
     /// Request for the worker's statistics, to be written to this connection.
@@ -93,7 +91,6 @@ impl Control {
         Ok(())
     }
 
-    /// File descriptors to poll.
     pub fn polled(&self) -> impl Iterator<Item = PollFd<'_>> {
         let listener = self.listener.iter().map(|listener| PollFd::new(listener, PollFlags::IN));
         let clients = self.clients.iter().filter(|client| matches!(client.stands, Stands::Reading(_)));

@@ -54,7 +54,6 @@ use super::secrets::SecretKeeper;
 use super::signals::{Signals, timespec};
 use super::spawn::Executable;
 
-/// Everything that a master starts with.
 pub(super) struct Start {
     pub bundle: Bundle,
     pub signals: Signals,
@@ -75,7 +74,6 @@ pub(super) struct Start {
     pub passed: Vec<ListenerHandle>,
 }
 
-/// State of the master.
 pub(super) struct Master<P: Program> {
     program: P,
     executable: Executable,

@@ -22,7 +22,6 @@ use crate::user::Account;
 const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// The page cache helper of one worker process.
 pub(super) struct PageCacheHelper {
     pub pid: Option<Pid>,
     pub restart_at: Option<Instant>,

@@ -30,7 +30,6 @@ use crate::upgrade;
 
 /// First pause before a worker process that keeps dying is restarted; doubled each time.
 const RESPAWN_PAUSE_MIN: Duration = Duration::from_millis(100);
-/// Maximum pause.
 const RESPAWN_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Maximum time for a worker process to become ready.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
@@ -41,13 +40,11 @@ const DEATHS_INTERVAL: Duration = Duration::from_secs(60);
 /// die, too.
 const EARLY_DEATHS_MAX: u32 = 3;
 
-/// Name of a worker process in messages.
 const WORKER_PROCESS: &str = "worker process";
 
 /// Explanation of a death by SIGSYS.
 const SIGSYS_MEANS: &str = ": it made a system call that its sandbox forbids, which \"sandbox auto diagnose;\" names";
 
-/// A worker process.
 pub(super) struct WorkerProcess {
     pub pid: Pid,
     /// `None` after the link was lost.
@@ -63,7 +60,6 @@ pub(super) struct WorkerProcess {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WorkerPhase {
-    /// Not ready yet.
     Starting,
     Serving,
     /// Told to exit, or exiting by itself.
@@ -263,7 +259,7 @@ impl<P: Program> Master<P> {
     }
 
     pub(super) fn reap(&mut self) {
-        // Reaps all children: as process 1 of a container we inherit strangers, too.
+        // Reaps all children: as process 1 of a container we also inherit orphans.
         while let Ok(Some((pid, status))) = rustix::process::waitpid(None, WaitOptions::NOHANG) {
             // Its last messages come first: they say why it exited.
             self.handle_links();
@@ -281,7 +277,7 @@ impl<P: Program> Master<P> {
             (Some(_), _, _) => WORKER_PROCESS,
             (None, true, _) => "reload helper",
             (None, false, true) => "new binary process",
-            // A stuck process that was given up, a helper that has finished, or a stranger.
+            // A stuck process that was given up, a helper that has finished, or an orphan.
             (None, false, false) => return self.take_leave_of_held(pid, status),
         };
         self.log_exit(name, pid, status);

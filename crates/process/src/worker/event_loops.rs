@@ -23,7 +23,6 @@ use crate::loops::{self, Change, LoopEvent, LoopHandle, Order};
 use crate::program::{Program, WorkerSlot};
 use crate::sandbox;
 
-/// One event loop.
 pub(super) struct Loop<C> {
     pub id: u64,
     pub worker: usize,

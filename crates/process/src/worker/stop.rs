@@ -68,7 +68,7 @@ impl<P: Program> Control<P> {
             return self.begin_fast_stop();
         }
         self.log.write(Level::Notice, "gracefully shutting down");
-        // If the master did not order it, it starts a successor at once.
+        // A master that did not order the stop starts a successor at once.
         self.tell_master(&Message::Leaving);
         if let Origin::Single(single) = &self.origin {
             single.notifier.stopping();

@@ -26,7 +26,6 @@ pub struct Server {
     notify: UnixDatagram,
 }
 
-/// The answer to one line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
     pub pid: i32,
@@ -158,7 +157,6 @@ impl Server {
         }
     }
 
-    /// Waits until the process has exited.
     pub fn wait_exited(&mut self) -> ExitStatus {
         let handle = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty()).expect("a pidfd");
         let exited = wait_readable(&handle, Instant::now() + DEADLINE);

@@ -242,7 +242,6 @@ thread_local! {
     static TURN: RefCell<Turn> = RefCell::default();
 }
 
-/// The state of one event loop.
 #[derive(Default)]
 struct Turn {
     worker: usize,
