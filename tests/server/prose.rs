@@ -17,7 +17,7 @@ const LIMITS: &[(&str, [usize; 4])] = &[
     ("crates/engine", [1, 1, 1, 1]),
     ("crates/http", [91, 158, 32, 34]),
     ("crates/modules", [1, 1, 1, 1]),
-    ("crates/process", [50, 69, 34, 32]),
+    ("crates/process", [1, 1, 1, 1]),
     ("crates/protocol", [1, 1, 1, 1]),
     ("crates/runtime", [1, 1, 1, 1]),
     ("crates/server", [1, 1, 1, 1]),
