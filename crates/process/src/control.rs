@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Its address is an abstract name with the pid of the master, which is in the pid file: no file is left behind, and an
-//! upgrade, which moves the pid file, moves the socket's name as well. The kernel tells the user of the other end
-//! (`SO_PEERCRED`): only root and the master's own user may give orders. In return the sender checks that the process
+//! upgrade, which moves the pid file, moves the socket's name as well. Only root and the master's own user may give
+//! orders; the kernel reports the user at the other end (`SO_PEERCRED`). In return the sender checks that the process
 //! that answers is the one in the pid file.
 
 use std::io::{self, Read, Write};

@@ -41,7 +41,7 @@ impl<P: Program> Master<P> {
         self.notifier.stopping();
         self.stop = Some(Stop::Graceful);
         self.drop_reload();
-        // The first one: a successor that is not ready yet comes after it.
+        // The first in the list: a successor that is not ready yet comes after it.
         let serving = self.serving_worker().map(|worker| worker.pid);
         let is_shared = self.upgrade_is_running();
         let unreachable = self.tell_to_leave(&Message::Quit { is_last: !is_shared }, Signal::QUIT);
@@ -58,8 +58,8 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// Handles the end of accepting in a worker process that stopped accepting or is gone. After the last one, the
-    /// addresses are free.
+    /// Called when a worker process has stopped accepting or is gone. If it was the last one, its addresses are free
+    /// from now on.
     pub(super) fn handle_accepting_ended(&mut self, pid: Pid) {
         if let Some(worker) = self.worker_mut(pid) {
             // All of its loops have served, even if it was told to exit before it could report that it is ready.
