@@ -1,4 +1,5 @@
-//! FastCGI over real sockets: what an application is told, what becomes of its responses, and of those that are wrong.
+//! FastCGI over real sockets: the parameters that an application receives, and the handling of its responses, malformed
+//! ones included.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -30,10 +31,10 @@ with_each_driver!(
     variables_name_the_application,
 );
 
-/// What an application was asked.
+/// A request as the application received it.
 #[derive(Debug)]
 struct Asked {
-    /// The number of its connection, from 0.
+    /// Number of its connection, counted from 0.
     connection: usize,
     params: Vec<(String, String)>,
     body: Vec<u8>,
@@ -41,7 +42,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// The value of a parameter that is there once.
+    /// Returns the value of a parameter; panics if it occurs twice.
     #[track_caller]
     fn param(&self, name: &str) -> Option<&str> {
         let mut values = self.params.iter().filter(|(own, _)| own == name).map(|(_, value)| &value[..]);
@@ -51,13 +52,13 @@ impl Asked {
     }
 }
 
-/// A FastCGI application in threads of the test.
+/// A FastCGI application on threads of the test.
 struct Application {
     address: SocketAddr,
     asked: Receiver<Asked>,
 }
 
-/// Makes an answer; without `true` the connection is closed behind it.
+/// Returns the response and whether the connection stays open after it.
 type Answer = Arc<dyn Fn(&Asked) -> (Vec<u8>, bool) + Send + Sync>;
 
 impl Application {
@@ -74,7 +75,7 @@ impl Application {
         Application { address, asked }
     }
 
-    /// One that gives the same answer each time, and goes by what it is asked about connections.
+    /// Starts an application that always sends the same response and keeps the connection if the request asks for it.
     fn answering(records: &[Vec<u8>]) -> Application {
         let answer = records.concat();
         Application::start(move |asked| (answer.clone(), asked.keeps))
@@ -90,7 +91,7 @@ fn serve(mut stream: TcpStream, connection: usize, answer: &Answer, sender: &Sen
     while let Some(asked) = read_request(&mut stream, connection) {
         let (bytes, stays) = answer(&asked);
         let _ = sender.send(asked);
-        // It may have been given up.
+        // The server may have closed the connection already.
         if stream.write_all(&bytes).is_err() || !stays {
             return;
         }
@@ -178,7 +179,7 @@ fn setup(driver: Driver, application: &Application, text: &str) -> Setup {
     Setup::http(driver, &text.replace("%APP%", &application.address.to_string()))
 }
 
-/// A file of those that configurations include.
+/// Reads one of the packaged files that configurations include.
 fn packaged(name: &str) -> Vec<u8> {
     std::fs::read(format!("{}/../../packaging/{name}", env!("CARGO_MANIFEST_DIR"))).expect("it is there")
 }
@@ -219,7 +220,7 @@ fn an_application_is_told_what_the_parameters_say(driver: Driver) {
         ("HTTP_X_SECRET", None),
         ("HTTP_X_REPLACED", Some("other")),
         ("HTTP_X_OTHER", Some("o")),
-        // As nginx: applications that believe in it are the ones to mend.
+        // As nginx does; an application that trusts this parameter has to be fixed itself.
         ("HTTP_PROXY", Some("p")),
     ];
     for &(name, value) in expected {
@@ -258,7 +259,7 @@ fn repeated_fields_are_one_parameter(driver: Driver) {
     server.connect().ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}{many}\r\n"));
     let asked = application.asked();
     assert_eq!(asked.param("HTTP_COOKIE"), Some("a=1; b=2"));
-    // Two fields, although their parameters have one name.
+    // Two different fields whose parameters have the same name.
     let values: Vec<&str> = asked.params.iter().filter(|(name, _)| name == "HTTP_X_A").map(|(_, v)| &v[..]).collect();
     assert_eq!(values, ["1, 2, 4", "3"]);
     for number in 0..40 {
@@ -497,7 +498,7 @@ fn a_response_that_breaks_off_breaks_off(driver: Driver) {
         assert!(b"12345".starts_with(&body[..]), "{case}: {body:?}");
         server.wait_logged(message);
     }
-    // A body without a length must not look whole.
+    // A truncated body without a length must not look complete.
     let mut client = server.connect();
     client.send("GET /?case=cut HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!(client.head().header("Transfer-Encoding"), Some("chunked"));

@@ -1,5 +1,5 @@
-//! The API, the metrics and the dashboard's figures while other things go on: reloads, an upgrade, a disk that hangs.
-//! Each question is answered, each answer has its form, and no counter of a process goes back.
+//! The API, the metrics and the dashboard's figures during reloads, an upgrade and a disk that hangs.
+//! Each request is answered, each answer is well-formed, and no counter of a process decreases.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ const SITE: &str = "server { listen %TCP%; status_zone site; location / { status
      location /files/ { root %DIR%; aio threads; }
      location /api/ { api; } location /metrics { prometheus; } location /dashboard/ { dashboard; } }";
 
-/// What is asked again and again while a test does something, and how often all of it was answered.
+/// Threads that request all figures repeatedly while a test acts, and the number of rounds that were answered.
 struct Watch<'w> {
     address: SocketAddr,
     rounds: &'w AtomicU64,
@@ -29,7 +29,7 @@ struct Watch<'w> {
 }
 
 impl Watch<'_> {
-    /// Returns when so many more rounds are over.
+    /// Waits for `count` more rounds.
     fn wait_rounds(&self, count: u64) {
         let wanted = self.rounds.load(Ordering::SeqCst) + count;
         while self.rounds.load(Ordering::SeqCst) < wanted {
@@ -44,10 +44,10 @@ impl Watch<'_> {
         response.text().to_owned()
     }
 
-    /// Asks until all is over.
+    /// Requests the figures until the test is over, and checks that no counter decreases.
     fn ask(&self) {
         let _end = EndOnDrop(self.is_over);
-        // By process: an old one and a new one answer at the same time.
+        // By process: the old and the new one answer at the same time.
         let mut known: BTreeMap<u64, BTreeMap<String, u64>> = BTreeMap::new();
         while !self.is_over.load(Ordering::SeqCst) {
             let figures: Value = serde_json::from_str(&self.get("/dashboard/figures")).expect("JSON");
@@ -73,7 +73,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Asks for what is counted, over connections that stay and over new ones.
+    /// Makes requests that are counted, over kept and over new connections.
     fn load(&self) {
         let _end = EndOnDrop(self.is_over);
         while !self.is_over.load(Ordering::SeqCst) {
@@ -90,7 +90,7 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-/// Every number but gauges, by its path.
+/// Collects every number that is not a gauge, by its path.
 fn counters_of(path: String, value: &Value, counters: &mut BTreeMap<String, u64>) {
     match value {
         Value::Object(fields) => {
@@ -106,7 +106,7 @@ fn counters_of(path: String, value: &Value, counters: &mut BTreeMap<String, u64>
     }
 }
 
-/// Each line is a comment or a sample, and families are whole.
+/// Checks that each line is a comment or a sample, and that families are complete.
 fn check_metrics(text: &str) {
     assert!(text.ends_with('\n') && text.contains("\ngale_http_server_zone_requests_total{zone=\"site\"} "), "{text}");
     for line in text.lines().filter(|line| !line.starts_with("# ")) {
@@ -116,7 +116,7 @@ fn check_metrics(text: &str) {
     assert!(text.contains("\ngale_page_cache_looks_total{"), "the last family is there");
 }
 
-/// Calls `act` while figures are asked for and counted.
+/// Calls `act` while other threads make requests and read the figures.
 fn watched(server: &mut Server, act: impl FnOnce(&mut Server, &Watch<'_>)) {
     let (rounds, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     let watch = Watch { address: server.directory.address(1), rounds: &rounds, is_over: &is_over };
@@ -149,7 +149,7 @@ fn figures_are_told_during_an_upgrade(driver: Driver) {
         watch.wait_rounds(1);
         kill_process(old, Signal::USR2).expect("it runs");
         server.wait_notified("READY=1");
-        // Both of them answer.
+        // The old and the new process both answer.
         watch.wait_rounds(3);
         new = Some(server.pid_in_file());
         kill_process(old, Signal::QUIT).expect("it runs");
@@ -172,7 +172,7 @@ fn figures_are_told_beside_a_disk_that_hangs(driver: Driver) {
     let mut server = Setup::http(driver, &text).start();
     assert_eq!(server.connect_tcp(1).get("/files/g").body, fuse::content());
     watched(&mut server, |server, watch| {
-        // It is read by nobody, and everybody waits for it.
+        // The read of this file hangs, and all three requests wait for it.
         let mut waiting: Vec<Client> = (0..3).map(|_| server.connect_tcp(1)).collect();
         for client in &mut waiting {
             client.send("GET /files/h HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -187,7 +187,7 @@ fn figures_are_told_beside_a_disk_that_hangs(driver: Driver) {
         assert!(device["tasks"]["running"].as_u64() > Some(0), "{device:#}");
         let metrics = watch.get("/metrics");
         assert!(metrics.contains("name=\"gale-test\",state=\"running\"}"), "{metrics}");
-        // No loop waits with them.
+        // No event loop is blocked by them.
         let is_blocked = |stall: &&Value| stall["kind"] == "blocked" && stall["is_over"] == false;
         let stalls = figures["gale/stalls"].as_array().expect("a list");
         assert!(!stalls.iter().any(|stall| is_blocked(&stall)), "{stalls:#?}");

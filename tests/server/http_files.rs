@@ -1,5 +1,5 @@
-//! Files over real sockets: of every size, whole and in parts, to fast, slow and vanishing clients, and whatever else a
-//! path may lead to.
+//! Files over real sockets: of every size, whole and in ranges, to fast, slow and disconnecting clients, and paths that
+//! cannot be served.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -30,7 +30,7 @@ with_each_driver!(
 
 const BIG: usize = 5 << 20;
 
-/// 2001-09-09 01:46:40, as the files' time.
+/// 2001-09-09 01:46:40, the modification time of the files.
 const MODIFIED: u64 = 1_000_000_000;
 const MODIFIED_TEXT: &str = "Sun, 09 Sep 2001 01:46:40 GMT";
 
@@ -38,13 +38,13 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..length as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// What `big` holds.
+/// Content of the file `big`.
 fn big() -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     BYTES.get_or_init(|| pattern(BIG))
 }
 
-/// How files are sent: one location each, with the same files.
+/// Locations that serve the same files, one for each way of sending.
 const WAYS: &[(&str, &str)] = &[
     ("/read/", "sendfile off;"),
     ("/sendfile/", "sendfile on;"),
@@ -139,9 +139,9 @@ fn a_client_that_disappears_costs_nothing_but_its_connection(driver: Driver) {
 
 fn memory_that_reads_by_threads_have_taken_goes_back(driver: Driver) {
     const CLIENTS: usize = 40;
-    // What is kept for the next reads is 4 MiB; other things take a little.
+    // 4 MiB are kept for the next reads; the rest is for everything else.
     const KEPT_MAX: u64 = 7 << 20;
-    // Past the page cache, so that every read is a thread's.
+    // Bypasses the page cache, so that every read is done by a thread.
     let setup = Setup::server(driver, "location /files/ { alias %DIR%/files/; directio 4k; }");
     let server = setup.file("files/big", big()).start();
     let worker = server.worker();
@@ -163,10 +163,10 @@ fn a_file_that_shrinks_while_it_is_sent_breaks_the_answer_off(driver: Driver) {
         assert_eq!(client.head().header("Content-Length"), Some(&*BIG.to_string()));
         let file = File::options().write(true).open(server.directory.path().join("files/big")).expect("there");
         file.set_len(1000).expect("shorter");
-        // Nothing else takes the place of what is missing.
+        // The missing bytes are not replaced by others.
         let received = client.read_to_end();
         assert!(received.len() < BIG, "{way}: {}", received.len());
-        // The kernel clears the pages that it cuts off, also while they are read, and those that sendfile has queued.
+        // The kernel zeroes the pages that it truncates, even while they are read and those that sendfile has queued.
         let differs = received.iter().zip(big()).position(|(got, wanted)| got != wanted && *got != 0);
         let around = differs.map(|place| (place, &received[place..received.len().min(place + 16)]));
         assert_eq!(around, None, "{way}: of {} bytes", received.len());
@@ -208,7 +208,7 @@ fn a_file_that_grows_or_is_replaced_or_deleted_is_sent_as_it_was(driver: Driver)
     server.stop();
 }
 
-/// A server with `page.txt` of ten bytes and `big` in `files/`, both of a time that is known.
+/// A server with `page.txt` of ten bytes and `big` in `files/`, both with a known modification time.
 fn dated_files(driver: Driver, text: &str) -> Server {
     let setup = Setup::server(driver, &format!("root %DIR%/files; {text}"));
     let server = setup.file("files/page.txt", "0123456789").file("files/big", big()).start();
@@ -283,7 +283,7 @@ fn several_parts_are_sent_as_one_body(driver: Driver) {
         expected.extend(format!("\r\n--{boundary}--\r\n").bytes());
         assert!(response.body == expected, "{ranges}");
     }
-    // More than the whole: the whole.
+    // Ranges that add up to more than the file are answered with the whole file.
     let response = ask(&mut client, "/page.txt", "Range: bytes=0-,0-,0-\r\n");
     assert_eq!((response.status, response.text()), (200, "0123456789"));
     server.stop();
@@ -342,7 +342,7 @@ fn conditions_decide_between_200_304_and_412(driver: Driver) {
         let response = ask(&mut client, "/page.txt", fields);
         assert_eq!(response.status, *status, "{fields}");
         if *status == 304 {
-            // What identifies the file stays, what describes the body goes.
+            // Fields that identify the file stay, fields that describe the body are removed.
             assert_eq!(
                 (response.header("ETag"), response.header("Last-Modified")),
                 (Some(tag), Some(date)),
@@ -358,7 +358,7 @@ fn conditions_decide_between_200_304_and_412(driver: Driver) {
             );
         }
     }
-    // A part only of what fits the condition.
+    // The condition is evaluated before the range.
     let response = ask(&mut client, "/page.txt", &format!("If-None-Match: {tag}\r\nRange: bytes=0-1\r\n"));
     assert_eq!(response.status, 304);
     server.stop();
@@ -458,7 +458,7 @@ fn what_cannot_be_served_gets_the_status_that_fits(driver: Driver) {
         }
     }
     assert!(!server.log().contains("/quiet/missing"));
-    // So that an ordinary user can remove it.
+    // Allows an unprivileged user to remove it.
     fs::set_permissions(files.join("closed"), fs::Permissions::from_mode(0o700)).expect("ours");
     server.stop();
 }

@@ -1,5 +1,5 @@
-//! Filters over real sockets: fields that are added before and behind the body, and bodies that are compressed,
-//! inflated and changed on their way.
+//! Filters over real sockets: header fields and trailers that are added, and bodies that are compressed, decompressed
+//! and modified.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -45,7 +45,7 @@ with_each_driver!(
     subrequests_speak_the_charset_of_the_request,
 );
 
-/// Words, so that there is something to compress.
+/// Text of random words, so that it compresses.
 fn text(length: usize) -> Vec<u8> {
     let words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"];
     let mut number = 12345_u32;
@@ -117,14 +117,14 @@ fn what_is_compressed_has_no_length_no_ranges_and_a_weak_tag(driver: Driver) {
     assert_eq!((unchanged.status, unchanged.header("Content-Encoding")), (304, None));
     let head = client.ask(format!("HEAD /page.html HTTP/1.1\r\nHost: h\r\n{ACCEPTED}\r\n"));
     assert!(is_gzip(&head) && head.header("Content-Length").is_none());
-    // Without chunks the end of the connection is the end of the body; and gzip is for HTTP/1.1.
+    // The body ends with the connection, since HTTP/1.0 has no chunks; `gzip_http_version` is 1.1 by default.
     let old = server.connect().ask(format!("GET /page.html HTTP/1.0\r\n{ACCEPTED}\r\n"));
     assert!(!is_gzip(&old) && old.body == text(5000));
     server.stop();
 }
 
 fn bodies_of_every_size_are_compressed_whole(driver: Driver) {
-    // Short ones are compressed at once: 125,000 bytes of those that are all there, 32 KiB of others.
+    // Short bodies are compressed in one step: up to 125,000 bytes if the whole body is there, else up to 32 KiB.
     let sizes = [1, 19, 20, 1000, 32_768, 32_769, 65_535, 65_536, 65_537, 125_000, 125_001, 1 << 20];
     let locations = "root %DIR%/files; gzip on; gzip_min_length 0; gzip_http_version 1.0;
         location /sendfile { alias %DIR%/files/; sendfile on; }
@@ -199,7 +199,7 @@ fn gzip_proxied_tells_answers_to_proxies_apart(driver: Driver) {
         ("no-store private", "add_header Cache-Control 'max-age=0, private';", "", true),
         ("no-store", "add_header Cache-Control private;", "", false),
         ("no-store", "", "", true),
-        // Several of a block add up.
+        // Several conditions of one block add up.
         ("no-store; gzip_proxied private", "add_header Cache-Control private;", "", true),
     ];
     let mut locations = "default_type text/html; gzip on;".to_owned();
@@ -236,7 +236,7 @@ fn gzip_disable_knows_browsers(driver: Driver) {
         ("/", "Not Old/1.0", true),
         ("/", "Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.0)", false),
         ("/", "Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.1; SV1)", true),
-        // Expressions take the place of the outer ones, and old browsers are inherited apart.
+        // Regular expressions replace those of the outer level; `msie6` is inherited separately.
         ("/inner", "Old/1.0", true),
         ("/inner", "Inner/1.0", false),
         ("/inner", "Mozilla/4.0 (compatible; MSIE 5.5)", false),
@@ -275,7 +275,7 @@ fn every_level_compresses(driver: Driver) {
         .map(|level| format!("location /{level}/ {{ alias %DIR%/files/; gzip_comp_level {level}; }}\n"))
         .collect();
     let setup = Setup::server(driver, &format!("gzip on; {levels}"));
-    // At once, and as a stream.
+    // A body that is compressed in one step, and one that is compressed as a stream.
     let sizes = [4000, 200_000];
     let setup = sizes.iter().fold(setup, |setup, &size| setup.file(&format!("files/{size}.html"), text(size)));
     let server = setup.start();
@@ -326,7 +326,7 @@ fn long_compressions_hold_nobody_up(driver: Driver) {
     let locations = "root %DIR%/files; gzip on; gzip_comp_level 9; location /quick { return 200 quick; }";
     let configuration = support::http_configuration(driver, &format!("server {{ listen %UNIX%; {locations} }}"));
     let setup = Setup::configuration(&configuration.replace("worker_processes 2", "worker_processes 1"));
-    // Two letters are what zlib finds hardest: a second for each of these.
+    // Random text of two letters is the hardest for zlib: a second for each of these bodies.
     let mut number = 1_u64;
     let letters = std::iter::repeat_with(|| {
         number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -345,7 +345,7 @@ fn long_compressions_hold_nobody_up(driver: Driver) {
     for client in &mut slow {
         assert!(gunzipped(&client.response().body) == letters);
     }
-    // Answers came between the pieces, and so before the compressions had ended.
+    // The short requests were answered between the steps, and so before the compressions ended.
     server.directory.wait_until("all logged", |directory| directory.read("access.log").matches("hard").count() == 4);
     let log = server.directory.read("access.log");
     let first_hard = log.lines().position(|line| line.contains("hard")).unwrap();
@@ -407,7 +407,7 @@ fn a_bomb_is_inflated_as_fast_as_the_client_takes_it(driver: Driver) {
         assert_eq!(client.chunk_after_head().map(|chunk| chunk.iter().all(|&byte| byte == 0)), Some(true));
     }
     assert_eq!(server.get("/quick").text(), "quick");
-    // None of them takes any more: what is made waits in buffers of bounded size.
+    // None of the clients reads on: the inflated data waits in buffers of bounded size.
     let (held, _) = support::resident_memory(server.worker());
     assert!(held < 100 << 20, "{held}");
     drop(clients);
@@ -454,7 +454,7 @@ fn strings_are_replaced_wherever_they_stand(driver: Driver) {
         location /type { default_type text/plain; return 200 needle; }
         location /types { default_type text/plain; sub_filter_types text/plain; return 200 needle; }
         location /long { default_type text/html; sub_filter_once off; sub_filter x %LONG%; return 200 %MANY%; }";
-    // At every place around the ends of the pieces in which a file is read.
+    // Places at both ends of the page and around the ends of the pieces in which a file is read.
     let mut page = vec![b'.'; 200_000];
     let places = [0, 65_529, 65_536 + 6, 131_068, 199_994];
     for place in places {
@@ -462,7 +462,7 @@ fn strings_are_replaced_wherever_they_stand(driver: Driver) {
     }
     let replaced =
         |by: &str, count: usize| String::from_utf8(page.clone()).unwrap().replacen("nEEdle", by, count).into_bytes();
-    // Makes a thousand times as much of it.
+    // The replacement makes the body a thousand times larger.
     let (long, many) = ("y".repeat(3000), "x-".repeat(500));
     let setup = Setup::server(driver, &locations.replace("%LONG%", &long).replace("%MANY%", &many))
         .file("files/page.html", &page);
@@ -501,7 +501,7 @@ fn replacing_changes_what_the_head_says(driver: Driver) {
     server.stop();
 }
 
-/// `add_header` changes when the file was modified, before the body changes.
+/// `add_header` sets the modification time of the file before the body is modified.
 fn last_modified_of_add_header_goes_with_the_file_s_when_the_body_changes(driver: Driver) {
     let setup = Setup::server(
         driver,
@@ -523,8 +523,8 @@ fn last_modified_of_add_header_goes_with_the_file_s_when_the_body_changes(driver
     server.stop();
 }
 
-/// A cache updates what has the same validators (RFC 9111 §4.3.4), so a 304 has the ones that a filter left (RFC 9110
-/// §15.4.5).
+/// A cache updates the stored response that has the same validators (RFC 9111 §4.3.4), so a 304 carries the validators
+/// that the filters left (RFC 9110 §15.4.5).
 fn a_304_says_of_the_body_what_the_200_said(driver: Driver) {
     let locations = "root %DIR%/files; sub_filter a b; ssi_last_modified on; sub_filter_last_modified on;
         location /none/ { alias %DIR%/files/; sub_filter_last_modified off; }
@@ -563,10 +563,10 @@ fn filters_stack_in_nginx_s_order(driver: Driver) {
     let server = setup.file("files/page.html", text(100_000)).start();
     let replaced = String::from_utf8(text(100_000)).unwrap().replace("alpha", "OMEGA").into_bytes();
     let mut client = server.connect();
-    // Inflated, and then changed.
+    // Decompressed, then modified.
     let response = ask(&mut client, "/packed.html", "");
     assert!(!is_gzip(&response) && response.body == replaced);
-    // Changed, and then compressed, with what belongs behind it.
+    // Modified, then compressed, with trailers.
     let response = ask(&mut client, "/plain/page.html", ACCEPTED);
     assert!(is_gzip(&response) && gunzipped(&response.body) == replaced);
     assert_eq!(response.trailers.len(), 1);
@@ -678,7 +678,7 @@ fn the_time_of_a_page_that_stands_for_another_is_not_told_and_counted_from(drive
     let server = Setup::server(driver, locations).file("files/page", "x").start();
     let page = fs::File::options().write(true).open(server.directory.path().join("files/page")).unwrap();
     page.set_modified(UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();
-    // As nginx answers.
+    // The values are those of nginx.
     let (own, set) = (Some("Sun, 09 Sep 2001 01:46:40 GMT"), Some("Mon, 28 Sep 1970 06:00:00 GMT"));
     let expires = Some("Wed, 18 May 2033 03:33:20 GMT");
     let expected = [
@@ -723,7 +723,7 @@ fn trailers_follow_the_body(driver: Driver) {
     }
     let missing = ask(&mut client, "/missing", "");
     assert_eq!(missing.trailers, [("X-Second".to_owned(), "-".to_owned())]);
-    // A part has trailers, too, and what has no chunks has none.
+    // A 206 has trailers, too; a response without chunks has none.
     let part = ask(&mut client, "/range", "Range: bytes=5-9\r\n");
     assert_eq!((part.status, &part.body[..], part.trailers.len()), (206, &text(10)[5..], 2));
     assert_eq!(ask(&mut client, "/plain", "").header("Content-Length"), Some("5"));
@@ -752,7 +752,7 @@ fn hundreds_of_ranges_cost_no_more_than_the_whole(driver: Driver) {
         assert_eq!((response.status, response.header("Accept-Ranges")), (200, Some("bytes")));
         assert!(response.body == whole);
     }
-    // As many as are allowed in words are sent, each with its head.
+    // As many ranges as `max_ranges` allows are sent, each part with its head.
     let list: Vec<String> = (0..500).map(|number| format!("{}-{}", number * 100, number * 100 + 9)).collect();
     let response = ask(&mut client, "/few/page.html", &ranges(list));
     assert_eq!(response.status, 206);
@@ -767,7 +767,7 @@ fn hundreds_of_ranges_cost_no_more_than_the_whole(driver: Driver) {
     server.stop();
 }
 
-/// Ж and € in two charsets of one byte, and letters that stand for others.
+/// Ж and € in two single-byte charsets, and letters that are mapped to others.
 const MAPS: &str = "charset_map koi8-r utf-8 { F6 D096; A4 E282AC; }
     charset_map koi8-r windows-1251 { F6 C6; }
     charset_map b a { 58 59; }
@@ -808,7 +808,7 @@ fn charsets_are_named_for_the_types_that_have_them(driver: Driver) {
     for (path, content_type) in cases {
         assert_eq!(client.get(path).header("Content-Type"), Some(content_type), "{path}");
     }
-    // What is only named has its length and its parts as before.
+    // A response whose charset is only named, not converted, keeps its length and its ranges.
     let part = ask(&mut client, "/x.html", "Range: bytes=1-2\r\n");
     assert_eq!((part.status, part.text()), (206, "ex"));
     server.stop();
@@ -860,7 +860,7 @@ fn bytes_of_one_charset_become_those_of_another(driver: Driver) {
     }
     server.wait_logged("no \"charset_map\" between the charsets \"utf-8\" and \"other\"");
     server.wait_logged("no \"charset_map\" between the charsets \"utf-8\" and \"windows-1251\"");
-    // Byte for byte the length is known.
+    // A conversion between single-byte charsets keeps the length.
     assert_eq!(client.get("/a/x.html").header("Content-Length"), Some("3"));
     let part = ask(&mut client, "/a/x.html", "Range: bytes=1-\r\n");
     assert_eq!((part.status, part.text(), part.header("Content-Range")), (206, "Yb", Some("bytes 1-2/3")));
@@ -870,7 +870,7 @@ fn bytes_of_one_charset_become_those_of_another(driver: Driver) {
     assert_eq!((longer.header("Content-Length"), longer.header("Accept-Ranges")), (None, None));
     client.send("HEAD /utf/koi.html HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!(client.response_to_head().header("Content-Type"), Some("text/html; charset=utf-8"));
-    // What is compressed cannot be converted.
+    // A compressed body cannot be converted.
     let packed = ask(&mut client, "/packed/koi.html", ACCEPTED);
     assert_eq!((packed.header("Content-Type"), &*gunzipped(&packed.body)), (Some("text/html"), &b"\xf6"[..]));
     server.end(rustix::process::Signal::TERM);
@@ -911,7 +911,7 @@ fn subrequests_speak_the_charset_of_the_request(driver: Driver) {
     .start();
     let page = server.get("/page/x.html");
     assert_eq!((page.text(), page.header("Content-Type")), ("Ж[Ж]Ж", Some("text/html; charset=utf-8")));
-    // By itself it is sent as it is.
+    // A request for the part itself is answered without conversion.
     assert_eq!(server.get("/koi/part.html").body, b"[\xf6]");
     server.stop();
 }

@@ -1,4 +1,5 @@
-//! SCGI, uwsgi and memcached over real sockets: what a server is sent, and what becomes of its answer.
+//! SCGI, uwsgi and memcached over real sockets: the requests that a backend receives, and the handling of its
+//! responses.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,14 +22,15 @@ with_each_driver!(
     wrong_replies_of_memcached_are_answered_with_502,
 );
 
-/// A server that sends an answer once it has received what the test takes for a whole request.
+/// A backend that responds once it has received a whole request by the test's definition.
 struct Backend {
     address: SocketAddr,
     received: Receiver<(usize, Vec<u8>)>,
 }
 
 impl Backend {
-    /// `answer` is given what has come on a connection, until it says what to answer and whether the connection stays.
+    /// `answer` receives all bytes read from a connection so far, until it returns the response and whether the
+    /// connection stays open.
     fn start(answer: impl Fn(&[u8]) -> Option<(Vec<u8>, bool)> + Send + Sync + 'static) -> Backend {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -60,7 +62,7 @@ impl Backend {
     }
 }
 
-/// A file of those that configurations include.
+/// Reads one of the packaged files that configurations include.
 fn packaged(name: &str) -> Vec<u8> {
     std::fs::read(format!("{}/../../packaging/{name}", env!("CARGO_MANIFEST_DIR"))).expect("it is there")
 }
@@ -71,7 +73,7 @@ fn setup(driver: Driver, backend: &Backend, text: &str) -> Setup {
     ["scgi_params", "uwsgi_params"].into_iter().fold(setup, |setup, name| setup.file(name, packaged(name)))
 }
 
-/// The length of a netstring's text and where that begins, if all of it has come.
+/// Length and offset of a netstring's text, if all of it has been received.
 fn netstring(bytes: &[u8]) -> Option<(usize, usize)> {
     let colon = bytes.iter().position(|&byte| byte == b':')?;
     let length: usize = std::str::from_utf8(&bytes[..colon]).ok()?.parse().ok()?;
@@ -99,7 +101,7 @@ fn an_scgi_application_gets_a_netstring_and_the_body(driver: Driver) {
     for pair in expected {
         assert!(pairs.contains(&pair), "{pair:?} in {pairs:?}");
     }
-    // A chunked body is read to its end first: its length has to be told.
+    // A chunked body is read to its end first, since SCGI needs its length.
     let chunked = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
     assert_eq!(server.connect().ask(chunked).status, 201);
     let (_, bytes) = backend.received();
@@ -107,7 +109,7 @@ fn an_scgi_application_gets_a_netstring_and_the_body(driver: Driver) {
     server.stop();
 }
 
-/// The parameters of a uwsgi packet, and what follows it.
+/// Parses the parameters of a uwsgi packet; also returns the bytes after it.
 fn packet(bytes: &[u8]) -> (Vec<(String, String)>, &[u8]) {
     let size = |at: &[u8]| usize::from(u16::from_le_bytes([at[0], at[1]]));
     let (mut rest, behind) = bytes[4..].split_at(size(&bytes[1..3]));
@@ -123,7 +125,7 @@ fn packet(bytes: &[u8]) -> (Vec<(String, String)>, &[u8]) {
     (params, behind)
 }
 
-/// Whether a whole packet has come, and so much of a body.
+/// True if a whole packet and `body` bytes after it have been received.
 fn has_packet(bytes: &[u8], body: usize) -> bool {
     bytes.len() >= 4 && bytes.len() >= 4 + usize::from(u16::from_le_bytes([bytes[1], bytes[2]])) + body
 }
@@ -158,7 +160,7 @@ fn too_many_parameters_for_a_packet_are_refused(driver: Driver) {
     client.send(format!("GET /?a={} HTTP/1.1\r\nHost: h\r\n\r\n", "x".repeat(40_000)));
     assert_eq!(client.response().status, 500);
     server.wait_logged("uwsgi request is too big: 80");
-    // As nginx says it, that is an alert.
+    // Dropped instead of stopped: nginx logs this as an alert, and so does Gale.
     drop(server);
 }
 
@@ -247,7 +249,7 @@ fn a_uwsgi_application_changes_to_websocket_when_it_is_asked_to(driver: Driver) 
     client.send("ping");
     assert_eq!(client.take(4), b"pong");
     client.close_both();
-    // Nobody has asked for it.
+    // The request has no `Upgrade` field.
     assert_eq!(server.get("/").status, 502);
     let mut client = server.connect();
     client.send("GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n");
@@ -255,7 +257,7 @@ fn a_uwsgi_application_changes_to_websocket_when_it_is_asked_to(driver: Driver) 
     server.stop();
 }
 
-/// A memcached server with a few values: the key is the value, too.
+/// A memcached server with a few values: each key is also its value.
 fn memcached() -> Backend {
     Backend::start(|bytes| {
         let key = String::from_utf8(bytes.strip_suffix(b"\r\n")?.strip_prefix(b"get ")?.to_vec()).expect("a key");

@@ -1,4 +1,4 @@
-//! Active health checks (`health_check`, `match`) over real sockets: servers that turn ill and well.
+//! Active health checks (`health_check`, `match`) over real sockets: servers that become unhealthy and healthy again.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -29,18 +29,18 @@ with_each_driver!(
 const WELL: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 const ILL: &str = "HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n";
 
-/// A server that answers requests with its name, and those for `/health` with what the test says.
+/// A server that answers requests with its name, and requests for `/health` with the response that the test sets.
 struct Peer {
     address: SocketAddr,
     shared: Arc<Shared>,
-    /// The number of the connection and the head, of each check.
+    /// The connection's number and the request head, for each check.
     checks: Receiver<(usize, String)>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
     name: &'static str,
-    /// `None`: the answer is held back.
+    /// `None` holds the response back.
     health: Mutex<Option<&'static str>>,
     changed: Condvar,
     is_over: AtomicBool,
@@ -72,20 +72,20 @@ impl Peer {
         Peer { address, shared, checks, thread: Some(thread) }
     }
 
-    /// From now on checks are answered with this.
+    /// Sets the response to further checks.
     fn becomes(&self, health: Option<&'static str>) {
         *self.shared.health.lock().unwrap() = health;
         self.shared.changed.notify_all();
     }
 
-    /// The next check that has come.
+    /// Waits for the next check.
     fn check(&self) -> (usize, String) {
         self.checks.recv_timeout(DEADLINE).expect("a check comes")
     }
 }
 
 impl Shared {
-    /// Answers until the client has enough.
+    /// Answers until the client closes the connection.
     fn serve(&self, stream: TcpStream, number: usize, checks: &Sender<(usize, String)>) -> Option<()> {
         let mut input = BufReader::new(stream.try_clone().ok()?);
         loop {
@@ -117,7 +117,7 @@ impl Drop for Peer {
     }
 }
 
-/// A group of these addresses, and a location that passes requests on and checks.
+/// A group of these addresses, and a location that proxies to it and checks it.
 fn group(addresses: &[SocketAddr], around: &str, check: &str) -> String {
     let servers: String = addresses.iter().map(|address| format!("server {address} max_fails=0;\n")).collect();
     format!(
@@ -130,7 +130,7 @@ fn group(addresses: &[SocketAddr], around: &str, check: &str) -> String {
     )
 }
 
-/// Who answers six requests, each one once.
+/// Names of the servers that answer six requests, without duplicates.
 fn asked(server: &Server) -> Vec<String> {
     let mut names: Vec<String> = (0..6).map(|_| server.get("/").text().to_owned()).collect();
     names.sort();
@@ -165,10 +165,10 @@ fn a_server_that_is_not_there_is_ill(driver: Driver) {
     let refused = "connect() failed (111: Connection refused) while connecting to upstream, health check";
     assert!(server.log().matches(refused).count() >= 2, "{server}");
     assert_eq!(asked(&server), ["two"]);
-    // It is known over a reload, also before it was checked again.
+    // The state survives a reload, even before the next check.
     server.reload_http(driver, &group(&[dead, two.address], "", "jitter=1h"));
     assert_eq!(asked(&server), ["two"]);
-    // Without checks nothing is against it.
+    // Without checks the server is healthy.
     let group = group(&[dead, two.address], "", "").replace("health_check interval=10ms uri=/health ;", "");
     server.reload_http(driver, &group);
     assert_eq!(asked(&server), ["two"]);
@@ -198,7 +198,7 @@ fn a_mandatory_check_comes_before_the_first_request(driver: Driver) {
     one.becomes(Some(WELL));
     server.wait_logged("peer is healthy");
     assert_eq!(server.get("/").text(), "one");
-    // Once more after a reload, unless that is not wanted.
+    // Checked again after a reload, unless the check is `persistent`.
     one.becomes(None);
     server.reload_http(driver, &text("mandatory"));
     assert_eq!(server.get("/").status, 502);
@@ -393,13 +393,13 @@ fn a_used_retry_budget_ends_retries(driver: Driver) {
     };
     let mut server = Setup::configuration(&text("")).start();
     assert_eq!([(); 4].map(|()| server.get("/").status), [200; 4]);
-    // The answer that there is, or the failure, is the answer then.
+    // The response or failure at hand is then sent to the client.
     server.reload(&text("retry_budget 0% min=0;"));
     assert_eq!([(); 4].map(|()| server.get("/").status), [502, 503, 502, 503]);
     let told = "retry budget of upstream \"app\" is used up";
     server.wait_logged(told);
     assert_eq!(server.log().matches(told).count(), 1, "{server}");
-    // A hundredth of a request is none; one in a second is there at once.
+    // 1 % of one request is no retry; the minimum of one a second is available at once.
     server.reload(&text("retry_budget 1% min=0;"));
     assert_eq!([(); 2].map(|()| server.get("/").status), [502, 503]);
     server.reload(&text("retry_budget 0% min=1;"));
@@ -441,8 +441,8 @@ fn a_server_that_stands_out_by_its_errors_is_set_aside_also_after_a_reload(drive
         assert!(std::time::Instant::now() < deadline, "it stands out");
         assert!([200, 500].contains(&client.get("/").status));
     }
-    // Requests that were under way aside, it gets none any more: nor after a reload, be the group the same or another
-    // one with these servers.
+    // Apart from requests in flight, the server gets no more, even after a reload that keeps the group or puts its
+    // servers into another group.
     let asked = bad.asked().len();
     for reloads in 0..3 {
         let mut client = server.connect();

@@ -1,4 +1,4 @@
-//! Limits over real sockets: the rate of requests, how many are under way, and how slow a body may come.
+//! Limits over real sockets: rate of requests, number of connections, and minimum rate of a body.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ with_each_driver!(
     a_body_that_comes_too_slowly_gets_408,
 );
 
-/// Locations below `%DIR%/html`, and the verdicts of both limits in `%DIR%/verdicts.log`.
+/// A server with locations below `%DIR%/html` that logs the verdicts of both limits to `%DIR%/verdicts.log`.
 fn block(zones: &str, text: &str) -> String {
     format!(
         "log_format verdicts '$uri $status $limit_req_status $limit_conn_status';
@@ -90,7 +90,8 @@ fn requests_over_the_rate_are_only_counted_in_a_dry_run(driver: Driver) {
     server.stop();
 }
 
-/// The worker's clock stands still within a turn: what it measures may be so much less, if it was held up in that turn.
+/// The worker's clock stands still within a turn of its loop: if a turn is delayed, measured times may be this much
+/// short.
 const SLACK: Duration = Duration::from_millis(100);
 
 fn requests_within_the_burst_wait_their_turn(driver: Driver) {
@@ -98,7 +99,7 @@ fn requests_within_the_burst_wait_their_turn(driver: Driver) {
     let server = setup(driver, zones, "location / { limit_req zone=one burst=5; }").start();
     let mut client = server.connect();
     let asked = Instant::now();
-    // All at once: none of them comes so late that it need not wait.
+    // All at once, so that each of them has to wait.
     client.send("GET /f?k=1 HTTP/1.1\r\nHost: h\r\n\r\n".repeat(3));
     for number in 0..3 {
         assert_eq!(client.response().status, 200);
@@ -115,7 +116,7 @@ fn a_burst_may_pass_at_once_and_the_rest_wait(driver: Driver) {
     let server = setup(driver, BY_ARG, "location / { limit_req zone=one burst=3 delay=2; }").start();
     let mut client = server.connect();
     assert_eq!(statuses(&mut client, ["/f?k=1"; 3]), [200, 200, 200]);
-    // The next one would wait for a minute, and whoever comes then is too much.
+    // The next request would wait for a minute; the one after it exceeds the burst.
     let mut waiting = server.connect();
     waiting.send("GET /f?k=1 HTTP/1.1\r\nHost: h\r\n\r\n");
     server.wait_logged("delaying request, excess: ");
@@ -134,7 +135,7 @@ fn the_strictest_of_several_rates_counts(driver: Driver) {
     .start();
     let mut client = server.connect();
     assert_eq!(statuses(&mut client, ["/f?k=1&s=1", "/f?k=1&s=1", "/f?k=1", "/f?s=1"]), [200, 503, 200, 503]);
-    // A request that one zone refuses counts in none.
+    // A request that one zone rejects counts in none.
     assert_eq!(statuses(&mut client, ["/a/f?k=1&s=2"; 3]), [200, 200, 503]);
     let line = server.wait_logged("limiting requests");
     assert!(line.contains("by zone \"slow\""), "{line}");
@@ -147,7 +148,7 @@ fn requests_without_a_key_have_no_limit(driver: Driver) {
     let mut client = server.connect();
     assert_eq!(statuses(&mut client, ["/f", "/f?k=", "/f"]), [200, 200, 200]);
     wait_verdict(&server, "/f 200 - -");
-    // One that is too long counts as none.
+    // A key that is too long counts as none.
     let long = format!("/f?k={}", "x".repeat(256));
     assert_eq!(statuses(&mut client, [&long]), [200]);
     server.wait_logged("the value of the \"$arg_k\" key is more than 255 bytes: \"xxx");
@@ -180,7 +181,7 @@ fn a_client_that_leaves_waits_no_longer(driver: Driver) {
     server.stop();
 }
 
-/// A request to `/a/f` waits for an hour; `/b/f` needs a place, too.
+/// A request to `/a/f` waits for an hour and holds its place; `/b/f` shares the limit.
 const HELD: &str = "location /a/ { limit_conn conn 1; auth_basic realm; auth_basic_user_file none; auth_delay 1h; }
     location /b/ { limit_conn conn 1; }
     location /d/ { limit_conn conn 2; limit_conn_status 429; limit_conn_log_level info; }";
@@ -274,7 +275,7 @@ fn zones_go_on_over_a_reload(driver: Driver) {
         server.reload_http(driver, &block(&both("1m", "$arg_k"), BOTH));
         assert_eq!((server.get("/f?k=1").status, server.get("/b/f?k=1").status), (503, 503));
     }
-    // One that began with the first configuration gives its place back to the last.
+    // A request that began with the first configuration releases its place in the last.
     drop(held);
     wait_verdict(&server, "/a/f 499 - PASSED");
     assert_eq!(server.get("/b/f?k=1").status, 200);
@@ -303,7 +304,7 @@ fn a_zone_that_was_removed_comes_back_as_a_new_one(driver: Driver) {
     let mut server = setup(driver, &both("1m", "$arg_k"), BOTH).start();
     let held = hold(&server);
     assert_eq!(server.get("/f?k=1").status, 200);
-    // The request that is under way holds the zones of before.
+    // The request in flight holds the zones of the old configuration.
     server.reload_http(driver, &block("", "location / { }"));
     assert_eq!(statuses(&mut server.connect(), ["/f?k=1"; 2]), [200, 200]);
     server.reload_http(driver, &block(&both("1m", "$arg_k$arg_l"), BOTH));

@@ -1,5 +1,5 @@
-//! What a location does to a request over real sockets: return, error_page, internal, try_files, index, root and alias,
-//! types, add_header, captures.
+//! Directives of locations over real sockets: return, error_page, internal, try_files, index, root and alias, types,
+//! add_header, captures.
 
 use crate::support::{Client, Driver, Response, Server, Setup, with_each_driver};
 
@@ -125,21 +125,21 @@ fn error_pages_take_every_form(driver: Driver) {
     assert_eq!((response.status, response.header("Location")), (301, Some("http://other.example/url-code/missing")));
     assert_answer(&missing(&mut client, "several"), 404, "several");
     assert_answer(&missing(&mut client, "args"), 404, "/show|from=/args/missing|/args/missing");
-    // The page itself is missing: the built-in one.
+    // The page itself is missing, so the built-in one is sent.
     let response = missing(&mut client, "absent");
     assert!(response.status == 404 && response.text().contains("<title>404 Not Found</title>"), "{response:?}");
-    // An error_page of its own, and none of those above.
+    // The location's own error_page replaces the inherited ones.
     assert!(missing(&mut client, "own").text().contains("<title>404 Not Found</title>"));
     let response = missing(&mut client, "empty");
     assert_eq!((response.status, response.header("Content-Length")), (204, None));
     assert_eq!((response.header("Content-Type"), response.header("Last-Modified")), (None, None));
-    // A page that says what happened.
+    // A page that shows the status.
     assert_answer(&missing(&mut client, "status"), 404, "404");
     assert_answer(&missing(&mut client, "status-code"), 503, "503");
-    // An error page is an answer like others: parts and conditions do not apply to its status.
+    // An error page is not subject to ranges and conditions.
     let response = client.ask("GET /plain/missing HTTP/1.1\r\nHost: h\r\nRange: bytes=0-1\r\nIf-None-Match: *\r\n\r\n");
     assert_answer(&response, 404, "own page");
-    // Offences have their pages, too.
+    // Malformed requests have error pages, too.
     assert_eq!(server.connect().ask("GET / HTTP/1.1\r\n\r\n").status, 400);
     server.stop();
 }
@@ -161,13 +161,13 @@ fn error_page_target_with_status_names_the_answer_s_status(driver: Driver) {
     assert_eq!(client.get("/503").header("Location"), Some("http://other.example/503"));
     assert_answer(&client.get("/410"), 200, "200");
     assert_answer(&client.get("/twice"), 200, "200");
-    // The answer will have the status of its target, which nobody knows yet.
+    // The response will have the status of the target, which is not known yet.
     assert_answer(&client.get("/403"), 201, "/own/000");
     assert_answer(&server.connect().ask("GET / HTTP/1.1\r\n\r\n"), 400, "/error/400 400");
     server.stop();
 }
 
-/// 494 is nginx's own status: no client gets to see it.
+/// Status 494 is internal to nginx and is never sent to a client.
 fn error_page_for_status_494_answers_400(driver: Driver) {
     let server = Server::start(
         driver,
@@ -182,7 +182,7 @@ fn error_page_for_status_494_answers_400(driver: Driver) {
     server.stop();
 }
 
-/// A length in a 304 would be that of the whole answer (RFC 9110, section 8.6), which nobody knows.
+/// A length in a 304 would be that of the 200 response (RFC 9110, section 8.6), which is not known.
 fn return_304_describes_no_body(driver: Driver) {
     let server = Server::start(driver, "location / { return 304; } location /text { return 304 text; }");
     let mut client = server.connect();
@@ -279,7 +279,7 @@ fn internal_locations_are_for_ourselves(driver: Driver) {
     );
     let server = setup.file("files/inside/page", "inside").start();
     let mut client = server.connect();
-    // Nor is anybody led there.
+    // A request from outside is not proxied by an internal location either.
     assert_eq!(client.get("/passed").status, 404);
     let response = client.get("/inside/page");
     assert!(response.status == 404 && response.text().contains("404 Not Found"), "{response:?}");
@@ -365,7 +365,7 @@ fn try_files_takes_the_first_that_is_there(driver: Driver) {
     assert_eq!(client.get("/html/missing").status, 404);
     assert_answer(&client.get("/alias/missing"), 200, "html");
     assert_answer(&client.get("/alias/page.html"), 200, "html");
-    // The directory is there, but its name does not become the URI.
+    // The directory exists, but its name does not become the URI.
     let response = client.get("/whole");
     assert_eq!(response.status, 301);
     assert!(response.header("Location").is_some_and(|location| location.ends_with("/whole/")));
@@ -399,7 +399,7 @@ fn try_files_with_alias_takes_the_prefix_off_names_with_variables_only(driver: D
 }
 
 fn try_files_with_alias_takes_a_repeated_prefix_off_the_last_parameter(driver: Driver) {
-    // What configurations for nginx write, which takes the prefix off once.
+    // Configurations for nginx write this, since nginx removes the prefix once.
     let setup = Setup::server(
         driver,
         "location /app/ { alias %DIR%/b/; try_files $uri $uri/ /app//app/index.php?$args;
@@ -447,9 +447,9 @@ fn index_takes_the_first_that_is_there(driver: Driver) {
     assert_answer(&client.get("/own/?kind=html"), 200, "first");
     assert_answer(&client.get("/own/"), 200, "second");
     assert_answer(&client.get("/else/"), 200, "a page");
-    // The file that was found goes through the locations again.
+    // The URI of the index file is matched against the locations again.
     assert_answer(&client.get("/script/"), 200, "script /script/index.php");
-    // A directory of that name counts, too, and is redirected to.
+    // A directory of that name also matches and is redirected to.
     let response = client.get("/named/");
     assert!(response.status == 301 && response.header("Location").is_some_and(|to| to.ends_with("/named/sub/")));
     server.stop();
@@ -487,7 +487,7 @@ fn roots_may_have_variables(driver: Driver) {
     assert_answer(&ask("TWO.example:8080", "/page"), 200, "two");
     assert_eq!(ask("three.example", "/page").status, 404);
     assert_answer(&ask("one.example", "/alias/page?site=two.example"), 200, "two");
-    // A host cannot lead out of the directory.
+    // A host cannot lead out of the root directory.
     assert_eq!(ask("..", "/page").status, 400);
     server.stop();
 }

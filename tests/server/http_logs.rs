@@ -1,4 +1,4 @@
-//! What is written down of requests: access logs in every form, and the errors of one location.
+//! Access logs in every form, and error logs of single locations.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -51,7 +51,7 @@ fn fifo_without_a_reader_keeps_its_lines_for_one(driver: Driver) {
     assert_eq!(server.get("/third").status, 200);
     let lines = BufReader::new(File::open(&fifo).expect("a FIFO")).lines();
     let mut lines: Vec<String> = lines.take(3).map(|line| line.expect("text")).collect();
-    // Each worker writes its own.
+    // Each worker writes its own lines, so their order is not fixed.
     lines.sort();
     assert_eq!(lines, ["/first", "/second", "/third"]);
     server.stop();
@@ -80,7 +80,7 @@ fn a_line_says_what_happened(driver: Driver) {
     assert_eq!(server.directory.wait_line("all.log", "/all"), expected);
     client.get("/file.html");
     server.directory.wait_line("all.log", "200 100000 ");
-    // Of two requests in one piece the second one was pipelined.
+    // The second of two requests in one segment is pipelined.
     client.send("GET /all/1 HTTP/1.1\r\nHost: h\r\n\r\nGET /all/2 HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!((client.response().status, client.response().status), (200, 200));
     server.directory.wait_line("all.log", " 4 . GET /all/1");
@@ -142,7 +142,7 @@ fn logs_are_inherited_repeated_and_turned_off(driver: Driver) {
     server.directory.wait_line("own.log", "/off/on");
     server.directory.wait_line("second.log", "/own/moved");
     assert_eq!(server.directory.read("http.log"), "/a\n/end\n");
-    // The location that answers logs.
+    // The log of the location that answers the request is written.
     assert_eq!(server.directory.read("own.log"), "/own\n/own/moved\n/off/on\n");
     assert_eq!(server.directory.read("second.log"), "/own\n/own/moved\n");
     server.stop();
@@ -203,10 +203,10 @@ fn offences_and_broken_connections_are_logged(driver: Driver) {
     ] {
         server.directory.wait_line("brief.log", line);
     }
-    // What has no method is none.
+    // `$request_method` is empty if no method was received.
     server.directory.wait_line("method.log", "- \"\\x16\\x03");
     server.directory.wait_line("method.log", "GET \"GET / HTTP/1.1\"");
-    // Nor has what has no path; that of one which is refused is empty.
+    // `$uri` is unset if no path was received, and empty if the path was rejected.
     for line in ["\"-\" \\x16", "\"-\" GET no-path", "\"\" GET /../bad", "\"/\" GET / HTTP/3.0", "\"-\" GET /half"] {
         server.directory.wait_line("uri.log", line);
     }
@@ -236,7 +236,7 @@ fn errors_go_where_the_location_says(driver: Driver) {
     server.stop();
 }
 
-/// The objects that a log consists of.
+/// Parses a log of JSON objects, one a line.
 #[track_caller]
 fn objects(text: &str) -> Vec<Value> {
     let object = |line: &str| match serde_json::from_str(line) {
@@ -269,7 +269,7 @@ fn errors_as_json_have_fields(driver: Driver) {
     assert_eq!((&missing["client"], &missing["server"]), (&json!("127.0.0.1"), &json!("own.test")));
     assert_eq!((&missing["host"], &missing["referrer"]), (&json!("own.test"), &json!("http://r/")));
     assert_eq!((&missing["request"], &missing["upstream"]), (&json!("GET /missing?x HTTP/1.1"), &Value::Null));
-    // It is the line that the text form has.
+    // The text log has the same line.
     let who = format!("[error] {}#{}: *{} {message}", missing["pid"], missing["tid"], missing["connection"]);
     assert!(text.contains(&who), "{text}\n{who}");
     let time = missing["time"].as_str().expect("text");
@@ -315,7 +315,7 @@ fn errors_as_json_are_objects_whatever_a_client_sends(driver: Driver) {
     assert!(lines.iter().all(|line| line["level"] != "forged" && line["time"].is_string()), "{text}");
     let is_cut = |line: &Value| line["truncated"] == true && line["referrer"].is_string();
     assert!(lines.iter().any(is_cut), "{text}");
-    // Behind the header of syslog it is shorter, and an object still.
+    // After the syslog header the line is cut shorter, and is still an object.
     for _ in &lines {
         let line = receive(&socket);
         let (_, object) = line.split_once(": ").expect("a header");
@@ -390,7 +390,7 @@ fn a_compressed_log_is_what_zcat_reads(driver: Driver) {
     for number in 0..100 {
         server.get(&format!("/buffered/{number}"));
     }
-    // Without a buffer of its own it shares the file, and so its form.
+    // This log without a buffer shares the file, and so its compression.
     server.connect_tcp(1).get("/at/once");
     server.directory.wait_until("a compressed file", |directory| {
         std::fs::read(directory.path().join("own.gz")).is_ok_and(|bytes| bytes.starts_with(&[0x1f, 0x8b]))
@@ -446,10 +446,10 @@ fn files_of_requests_may_stay_open(driver: Driver) {
     };
     log("/1", "a", "to-a.log");
     log("/2", "a", "to-a.log");
-    // It is open now, and found by no name.
+    // The file is open now, and written after it was renamed.
     std::fs::rename(path("to-a.log"), path("moved")).expect("it is there");
     log("/3", "a", "moved");
-    // Others take its place.
+    // Other files evict it.
     log("/4", "b", "to-b.log");
     log("/5", "c", "to-c.log");
     log("/6", "a", "to-a.log");
@@ -485,14 +485,14 @@ fn a_full_disk_is_told_of_once_and_not_for_each_line(driver: Driver) {
         assert_eq!(server.get("/?name=full").text(), "hello");
         server.wait_logged("write() to \"/dev/full\" failed (28: No space left on device) while logging request");
     }
-    // A line after these; the thread that writes takes them in order.
+    // This line comes after the failed ones; the writer thread keeps their order.
     assert_eq!(server.get("/?name=none/such").text(), "hello");
     server.wait_logged("open() \"/dev/none/such\" failed");
     assert_eq!(server.log().matches("write() to").count(), 1, "{server}");
     server.end(rustix::process::Signal::TERM);
 }
 
-/// The next datagram as text.
+/// Receives the next datagram as text.
 #[track_caller]
 fn receive(socket: &UnixDatagram) -> String {
     let mut bytes = [0; 4096];
@@ -509,12 +509,12 @@ fn syslog_gets_each_line_as_a_datagram(driver: Driver) {
              location /as { access_log syslog:severity=alert,server=unix:%DIR%/syslog uri if=$arg_log; return 200 ok; }
              location /e { error_log syslog:server=unix:%DIR%/syslog,severity=debug; } }",
     );
-    // The sockets have to be there before anything is logged to them; their directory is made when the server starts.
+    // The sockets have to exist before anything is logged to them; their directory is created when the server starts.
     let mut server = Setup::configuration(&text).start();
     let bind = |name: &str| {
         let socket = UnixDatagram::bind(server.directory.path().join(name)).expect("a free name");
         socket.set_read_timeout(Some(DEADLINE)).expect("it is a socket");
-        // The worker process may be another user.
+        // The worker process may run as another user.
         std::fs::set_permissions(server.directory.path().join(name), std::fs::Permissions::from_mode(0o777))
             .expect("own");
         socket
@@ -531,11 +531,11 @@ fn syslog_gets_each_line_as_a_datagram(driver: Driver) {
     let line = receive(&socket);
     assert!(line.starts_with("<185>") && line.ends_with(" gale: /as"), "{line}");
     assert_eq!(client.get("/e").status, 404);
-    // Its own level is the severity of an error.
+    // The severity of an error is its level.
     let line = receive(&socket);
     assert!(line.starts_with("<187>") && line.contains(" gale: 20") && line.contains(" [error] "), "{line}");
     assert!(line.contains("/nothing/e\" failed (2: No such file or directory)") && !line.ends_with('\n'), "{line}");
-    // The master logs there, too.
+    // The master process logs there, too.
     server.signal(rustix::process::Signal::USR1);
     let of_master = format!(" [notice] {}#", server.pid());
     let is_wanted = |line: &String| line.contains("reopening logs") && line.contains(&of_master);
@@ -551,7 +551,7 @@ fn a_syslog_server_that_is_not_there_holds_nobody_up(driver: Driver) {
     for _ in 0..1000 {
         assert_eq!(client.get("/").status, 200);
     }
-    // Without the [alert] that ends other tests: it is what is wanted here.
+    // Ends the server without the check for [alert] lines, since this test expects one.
     server.wait_logged("write() to \"syslog:server=unix:");
     let mut server = server;
     server.end(rustix::process::Signal::TERM);

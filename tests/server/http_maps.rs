@@ -1,4 +1,4 @@
-//! Variables that directives make, over real sockets: map, geo, split_clients.
+//! Directives that define variables, over real sockets: map, geo, split_clients.
 
 use rustix::process::Signal;
 
@@ -22,7 +22,7 @@ with_each_driver!(
     large_tables_are_searched_not_walked,
 );
 
-/// Asks for `/` with each of these as the argument `a`.
+/// Requests `/` with each key as the argument `a` and compares the response's text.
 #[track_caller]
 fn assert_texts(client: &mut Client, cases: &[(&str, &str)]) {
     for (argument, text) in cases {
@@ -31,7 +31,7 @@ fn assert_texts(client: &mut Client, cases: &[(&str, &str)]) {
     }
 }
 
-/// One server that answers with a text, and the variables that it needs.
+/// A server that responds with a text, and the variables that it needs.
 fn answering(driver: Driver, variables: &str, text: &str) -> Setup {
     Setup::http(driver, &format!("{variables}\nserver {{ listen %UNIX%; listen %TCP%; return 200 \"{text}\"; }}"))
 }
@@ -65,7 +65,7 @@ fn maps_find_the_value_for_a_key(driver: Driver) {
         ("~x", "tilde "),
         ("included", "yes "),
         ("re", "expression "),
-        // A text comes before an expression.
+        // A plain key comes before a regular expression.
         ("regex", "never "),
         ("caseless", "less "),
         ("x", "none y"),
@@ -148,13 +148,13 @@ fn circles_of_variables_end(driver: Driver) {
     let line = server.wait_logged("cycle while evaluating variable \"itself\"");
     assert!(line.contains("[error]"), "{line}");
     server.wait_logged_times("cycle while evaluating variable", 3);
-    // The next request begins anew.
+    // The error ends with the request.
     assert_eq!(server.get("/").body, response.body);
     server.stop();
 }
 
 fn values_that_need_too_many_others_end_the_request(driver: Driver) {
-    // Each twice the one behind it: 2^40 evaluations, or bytes.
+    // Each variable contains the next one twice: 2^40 evaluations, or bytes.
     let chain = |name: &str, volatile: &str| -> String {
         let rows = (0..40).map(|number| {
             let next = format!("${name}{}", number + 1);
@@ -204,7 +204,7 @@ fn argument_that_maps_multiply_is_bounded(driver: Driver) {
     server.stop();
 }
 
-/// However long the configuration lets it be.
+/// The length of the body is limited by `client_max_body_size` alone.
 fn map_of_a_long_request_body_finds_its_value(driver: Driver) {
     let server = Setup::http(
         driver,
@@ -325,7 +325,7 @@ fn geo_believes_proxies(driver: Driver) {
         let response = server.connect_tcp(1).ask(format!("GET / HTTP/1.1\r\nHost: x\r\n{fields}\r\n"));
         assert_eq!(response.text(), text, "{fields}");
     }
-    // Whoever comes by the other socket is nobody's proxy.
+    // The peer of the other socket is not a trusted proxy.
     let response = server.connect().ask("GET / HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 1.2.3.4\r\n\r\n");
     assert_eq!(response.text(), "none none");
     server.stop();
@@ -341,7 +341,7 @@ fn geo_asks_for_the_client_that_realip_has_found(driver: Driver) {
     server.stop();
 }
 
-/// The texts were put to nginx with the same configuration.
+/// The expected texts are nginx's answers with the same configuration.
 fn clients_are_split_as_nginx_splits_them(driver: Driver) {
     let variables =
         "split_clients $arg_a $value { 10.5% a; 33.33% b; 0.01% c; * d; } split_clients x$arg_a $half { 50% one; }";
