@@ -1,5 +1,4 @@
-//! Films of which a part is wanted: flv and mp4, over real sockets. (What the index of a part has to be is tested with
-//! the module.)
+//! Parts of media files over real sockets: flv and mp4. (The index of a part is tested with the module.)
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ with_each_driver!(
 
 const HEAD: &[u8] = b"FLV\x01\x05\0\0\0\x09\0\0\0\0";
 
-/// One that is kept in memory, and one that is not.
+/// Lengths of a file that is kept in memory and of one that is not.
 const LENGTHS: [usize; 2] = [1_000, 400_000];
 
 fn sample(length: usize) -> Vec<u8> {
@@ -84,7 +83,7 @@ fn numbers(numbers: &[u32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_be_bytes()).collect()
 }
 
-/// The index of a film of a sample a second, each in a chunk of its own, of which the first lies at `begin`.
+/// Index of a film of `seconds` samples of one second, each in a chunk of its own, the first of them at `begin`.
 fn index(begin: u32, extra: &[u8], seconds: u32) -> Vec<u8> {
     let offsets: Vec<u32> = (0..seconds).map(|number| begin + 10 * number).collect();
     let samples = [
@@ -108,15 +107,15 @@ fn film(extra: &[u8], seconds: u32) -> Vec<u8> {
     [index(begin, extra, seconds), atom(b"mdat", &[&media(seconds)])].concat()
 }
 
-/// The same with its index at the end.
+/// The same film with its index at the end.
 fn late_film() -> Vec<u8> {
     [atom(b"mdat", &[&media(100)]), index(8, b"", 100)].concat()
 }
 
-/// What a part of it is.
+/// The expected part of the film.
 fn part(first: u32, seconds: u32) -> Vec<u8> {
     let media = &media(100)[first as usize * 10..][..seconds as usize * 10];
-    // As it would have been made, but for the rows of chunks, which an end adds to.
+    // As it would have been made, apart from the rows of chunks, which an end adds to.
     let begin = index(0, b"", seconds).len() as u32 + 8;
     [index(begin, b"", seconds), atom(b"mdat", &[media])].concat()
 }
@@ -127,7 +126,7 @@ fn a_film_is_cut_to_the_time_that_is_wanted(driver: Driver) {
         let whole = server.get(path);
         let response = server.get(&format!("{path}?start=90.5"));
         assert_eq!((response.status, response.header("Content-Type")), (200, Some("video/mp4")), "{}", server.log());
-        // The sample that is shown at that time, and what follows it.
+        // The sample that is shown at that time, and those after it.
         let expected = part(90, 10);
         assert_eq!(response.body.len(), expected.len(), "{path}");
         assert!(response.body.ends_with(&media(100)[900..]), "{path}");
@@ -221,19 +220,19 @@ fn a_film_goes_out_as_fast_as_it_is_watched_where_the_location_says_so(driver: D
     let setup = start(driver, text).file("html/none.mp4", atom(b"mdat", &[b"no film"]));
     let server = setup.file("html/endless.mp4", atom(b"moov", &[&endless])).start();
     let whole = film(b"", 100);
-    // By the size of the file and its 100 seconds, whatever of it is wanted; what comes before the limit takes no time.
+    // The file's size divided by its 100 seconds, for any part of it; bytes before the limit begins take no time.
     let rate = (whole.len() * 1_100 / 100_000).to_string();
     for path in ["/on/film.mp4", "/on/late.mp4", "/on/film.mp4?start=50"] {
         let response = server.get(path);
         assert_eq!((response.status, response.header("X-Rate")), (200, Some(&*rate)), "{path}");
     }
-    // Two seconds' worth.
+    // The rate sends the film in two seconds.
     let begun = Instant::now();
     let response = server.get("/slow/film.mp4");
     assert_eq!(response.header("X-Rate"), Some(&*(whole.len() / 2).to_string()));
     assert_eq!(response.body, whole);
     assert!(begun.elapsed() >= Duration::from_millis(900));
-    // Of what says nothing of its time the rate is the location's.
+    // A file without a duration has the location's rate.
     assert_eq!(server.get("/off/film.mp4").header("X-Rate"), Some("0"));
     for path in ["/slow/none.mp4", "/slow/endless.mp4"] {
         assert_eq!(server.get(path).header("X-Rate"), Some("0"), "{path}");

@@ -1,5 +1,5 @@
-//! Traces (`otel_…`): what a collector gets, over gRPC and over HTTP, contexts that pass through, and collectors that
-//! are gone, slow, or answer garbage.
+//! Traces (`otel_…`): spans that a collector receives over gRPC and HTTP, propagation of contexts, and collectors that
+//! are down, slow, or answer garbage.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, channel};
@@ -44,7 +44,7 @@ const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b9c7c989f97918e1";
 const STATE: &str = "congo=ucfJifl5GOE,rojo=00f067aa0ba902b7";
 
-/// A collector over HTTP that takes everything.
+/// A collector over HTTP that accepts every export.
 struct Collector {
     serving: Serving,
     exports: Receiver<Export>,
@@ -65,7 +65,7 @@ impl Collector {
         Collector { serving, exports }
     }
 
-    /// A block that sends each span at once.
+    /// An `otel_exporter` block that sends each span at once.
     fn block(&self) -> String {
         self.block_with("batch_size 1; interval 1h;")
     }
@@ -79,7 +79,7 @@ impl Collector {
         self.exports.recv_timeout(DEADLINE).expect("spans in time")
     }
 
-    /// The next span, which comes alone.
+    /// Waits for the next span, which is exported alone.
     #[track_caller]
     fn span(&self) -> Span {
         let mut export = self.export();
@@ -88,7 +88,7 @@ impl Collector {
     }
 }
 
-/// One event loop: batches are one loop's.
+/// One event loop, since each loop has its own batches.
 fn setup(driver: Driver, text: &str) -> Setup {
     Setup::http(driver, text).replace("worker_processes 2;", "worker_processes 1;")
 }
@@ -101,7 +101,7 @@ fn grpc_block(backend: &Backend, rows: &str) -> String {
     format!("otel_exporter {{ endpoint {}; batch_size 1; {rows} }}", backend.address())
 }
 
-/// A response without anything to say.
+/// An empty gRPC response.
 const NOTHING: &[u8] = b"\0\0\0\0\0";
 
 fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -137,7 +137,7 @@ fn spans_have_the_attributes_of_nginx_over_grpc(driver: Driver) {
     assert_eq!((span.name.as_str(), span.kind, span.status), ("/ok", 2, 0));
     assert_eq!((span.parent_id.as_str(), span.trace_state.as_str()), ("", ""));
     let (start, end) = (Duration::from_nanos(span.start), Duration::from_nanos(span.end));
-    // The clock of the wall may be set, not by hours.
+    // The wall clock may be adjusted, but not by hours.
     assert!(start <= end && start + Duration::from_secs(3600) > before, "{span:?}");
     let address = server.directory.address(1);
     let expected = [
@@ -159,7 +159,7 @@ fn spans_have_the_attributes_of_nginx_over_grpc(driver: Driver) {
     expected.insert("net.sock.peer.addr".to_owned(), client.local_address().ip().to_string());
     assert_eq!(span.attributes, expected);
     collector.answer_grpc(asked.stream, NOTHING);
-    // The connection is used again, and what fails is told.
+    // The connection is reused, and the failed request has an error status.
     assert_eq!(client.get("/err").status, 503);
     let asked = collector.whole_request();
     let export = otlp::grpc_export(&asked.body);
@@ -227,7 +227,7 @@ fn a_collector_is_spoken_to_over_tls_and_unix_sockets(driver: Driver) {
     let authority = Authority::new("authority");
     let pair = authority.ecdsa(&["localhost"]);
     let backend = Backend::tcp();
-    // Gale itself ends TLS before the collector; its certificate is looked at.
+    // Gale terminates TLS in front of the collector; its certificate is verified.
     let text = format!(
         "EXPORTER
          server {{ listen %TCP% ssl; http2 on; ssl_certificate %DIR%/own.crt; ssl_certificate_key %DIR%/own.key;
@@ -246,7 +246,7 @@ fn a_collector_is_spoken_to_over_tls_and_unix_sockets(driver: Driver) {
         .file("own.key", &pair.key)
         .file("own.ca", &authority.pem)
         .start();
-    // The name has another address than the test's own.
+    // The collector's name resolves to another address than the test's own.
     server.get("/");
     server.wait_logged("OTel export failure: ");
     let other = authority.ecdsa(&[&server.directory.address(1).ip().to_string()]);
@@ -258,13 +258,13 @@ fn a_collector_is_spoken_to_over_tls_and_unix_sockets(driver: Driver) {
     let asked = collector.whole_request();
     assert_eq!(otlp::grpc_export(&asked.body).spans[0].attribute("http.target"), "/tls");
     collector.answer_grpc(asked.stream, NOTHING);
-    // Nobody has signed this one.
+    // This certificate is not signed by the trusted one.
     server.reload(&configuration(driver, &of("https://%TCP%", "trusted_certificate own.crt;")));
     server.get("/");
     server.wait_logged_times("OTel export failure: ", 2);
     server.reload(&configuration(driver, &of("unix:%DIR%/collector.sock", "")));
     server.get("/unix");
-    // The reload has another connection made.
+    // The reload opens another connection.
     let mut collector = Http2Server::accept(&backend);
     let asked = collector.whole_request();
     assert_eq!(otlp::grpc_export(&asked.body).spans[0].attribute("http.target"), "/unix");
@@ -358,12 +358,12 @@ fn traced(path: &str, fields: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: h\r\n{fields}\r\n")
 }
 
-/// The fields of a client that is a part of a trace.
+/// Fields of a client that is part of a trace.
 fn parent_fields() -> String {
     format!("Traceparent: 00-{TRACE}-{PARENT}-01\r\nTracestate: {STATE}\r\n")
 }
 
-/// A location of each kind, behind which everything is answered by the backend.
+/// A location for each kind of context, all proxied to the backend.
 fn contexts(driver: Driver, collector: &Collector, behind: &str) -> Server {
     let locations: String = ["ignore", "extract", "inject", "propagate"]
         .map(|kind| format!("location /{kind} {{ otel_trace_context {kind}; proxy_pass http://{behind}; }}"))
@@ -405,7 +405,7 @@ fn contexts_are_taken_passed_on_both_or_neither(driver: Driver) {
         let told = format!("{} {} {} {sampled}", span.trace_id, span.span_id, span.parent_id);
         assert_eq!(response.header("X-Otel"), Some(&*told), "{kind}");
     }
-    // Modules see what servers do.
+    // Modules see the same fields as upstream servers.
     let response = client.ask(traced("/fields", &parent_fields()));
     let span = collector.span();
     assert_eq!(response.text(), format!("00-{TRACE}-{}-01 {STATE}", span.span_id));
@@ -442,7 +442,7 @@ fn a_context_that_is_none_is_not_believed(driver: Driver) {
         let made = format!("00-{}-{}-01", span.trace_id, span.span_id);
         assert_eq!((asked.header("traceparent"), asked.header("tracestate")), (Some(&*made), None), "{fields}");
     }
-    // The state is one list, and none if it is not in order.
+    // All `tracestate` fields form one list, which is ignored if it is malformed.
     let state = |fields: &str| format!("traceparent: {right}\r\n{fields}");
     for (fields, expected) in [
         (state("tracestate: a=1\r\nTraceState: b=2\r\n"), "a=1,b=2"),
@@ -511,7 +511,7 @@ fn requests_are_sampled_by_chance(driver: Driver) {
         }
         is_traced
     };
-    // That all of two hundred are alike by chance does not happen.
+    // Two hundred equal decisions by chance are practically impossible.
     let some: Vec<bool> = (0..200).map(|_| is_traced("/some")).collect();
     assert!(some.contains(&true) && some.contains(&false));
     assert!((0..20).all(|_| is_traced("/all")) && !(0..20).any(|_| is_traced("/none")));
@@ -572,7 +572,7 @@ fn a_request_has_one_span_whatever_becomes_of_it(driver: Driver) {
         ("/ssi", "/page.html", "ok!"),
         ("/x.end", "\\.end$", "end"),
     ] {
-        // Switched off where it begins: no redirect switches it on.
+        // `/to` switches tracing off, and the redirect does not switch it on.
         assert_eq!(client.get("/to").text(), "ok");
         assert_eq!(client.get(path).text(), text, "{path}");
         let span = collector.span();
@@ -622,7 +622,7 @@ fn what_is_no_utf8_is_replaced(driver: Driver) {
     server.stop();
 }
 
-/// What has become of spans so far: exported, dropped.
+/// Number of spans exported and dropped so far.
 fn counts(client: &mut Client) -> (u64, u64) {
     let text = client.get("/metrics").text().to_owned();
     let count = |result: &str| {
@@ -633,7 +633,7 @@ fn counts(client: &mut Client) -> (u64, u64) {
     (count("exported"), count("dropped"))
 }
 
-/// A server that tells what has become of spans at `/metrics`.
+/// A server with the counts of spans at `/metrics`.
 fn counted(exporter: &str) -> String {
     let figures = "location = /metrics { otel_trace off; prometheus; }";
     format!("{exporter} otel_trace on; server {{ listen %UNIX%; location / {{ return 200 a; }} {figures} }}")
@@ -651,7 +651,7 @@ fn a_collector_that_is_gone_costs_the_spans_alone(driver: Driver) {
     }
     server.wait_logged("OTel export failure: connect() failed (111: Connection refused) while connecting to collector");
     server.wait_logged("OTel dropped records: ");
-    // Once an interval.
+    // Logged once an interval.
     assert_eq!(server.log().matches("OTel export failure").count(), 1, "{server}");
     assert_eq!(server.log().matches("OTel dropped records: 1\n").count(), 1, "{server}");
     server.stop();
@@ -675,7 +675,7 @@ fn a_collector_that_is_silent_holds_nobody_up(driver: Driver) {
             collector
         });
     }
-    // Two are under way, four wait.
+    // Two spans are in flight, four are queued.
     assert_eq!(counts(&mut client), (0, 14));
     let mut collector = collector.unwrap();
     for number in 0..3 {
@@ -719,7 +719,7 @@ fn garbage_of_a_collector_is_told_and_the_next_batch_tries_anew(driver: Driver) 
         while counts(&mut client) != (0, 1) {}
         client.get("/");
         if expected.starts_with(" while") {
-            // Nothing more is asked on a connection whose stream broke off.
+            // A connection whose stream was reset is not used for another request.
             collector = Http2Server::accept(&backend);
         }
         let asked = collector.whole_request();

@@ -1,4 +1,4 @@
-//! `post_action`: what is asked when a request is over, what it knows of the request, and that nobody waits for it.
+//! `post_action`: the request made when a request has ended, its variables, and that no client waits for it.
 
 use crate::support::http2::Http2;
 use crate::support::{self, Backend, Client, Driver, Server, Setup, with_each_driver};
@@ -17,7 +17,7 @@ with_each_driver!(
     requests_over_http2_have_it_too,
 );
 
-/// What the location that follows tells the backend.
+/// Reports the variables of the finished request to the backend.
 const TELL: &str = "proxy_pass http://BACK/done?uri=$uri&asked=$request_uri&status=$status&sent=$body_bytes_sent&\
                     complete=$request_completion&before=$upstream_status&set=$set;";
 
@@ -25,13 +25,13 @@ fn start(driver: Driver, locations: &str) -> (Backend, Server) {
     let backend = Backend::tcp();
     let text =
         format!("root %DIR%/www; set $set \"\"; {locations}").replace("TELL", TELL).replace("BACK", backend.address());
-    // One loop, so that what one request leads to comes before what the next one does.
+    // One event loop, so that the request made by `post_action` comes before the next client's.
     let setup = Setup::server(driver, &text).replace("worker_processes 2", "worker_processes 1");
     let server = setup.file("www/page.html", "a page").start();
     (backend, server)
 }
 
-/// The next request to the backend, which is answered.
+/// Answers the next request to the backend and returns it.
 fn asked(backend: &Backend) -> support::Asked {
     let mut peer = backend.accept();
     let asked = peer.request();
@@ -52,7 +52,7 @@ fn what_follows_knows_what_the_request_came_to(driver: Driver) {
     assert_eq!(asked(&backend).target, target);
     assert_eq!(client.get("/missing").status, 404);
     assert!(asked(&backend).target.contains("uri=/missing&asked=/missing&status=404&"));
-    // The request is logged once, as it ended.
+    // The request is logged once, with its own status.
     server.directory.wait_line("access.log", "\"GET /missing HTTP/1.1\" 404");
     let log = server.directory.read("access.log");
     assert_eq!(log.lines().filter(|line| line.contains("\" 200 6")).count(), 1, "{log}");
@@ -75,7 +75,7 @@ fn nobody_waits_for_what_follows(driver: Driver) {
     server.stop();
 }
 
-/// A client that begins one after the other takes no more than a quarter of what connections there are.
+/// Post actions that one client causes hold at most a quarter of the connections.
 fn what_follows_has_a_bound_of_its_own(driver: Driver) {
     let backend = Backend::tcp();
     let text = "limit_conn_zone $server_name zone=one:64k; server { listen %UNIX%; limit_conn one 1; root %DIR%/www;
@@ -84,7 +84,7 @@ fn what_follows_has_a_bound_of_its_own(driver: Driver) {
     let server = setup.replace("worker_processes 2;", "worker_processes 1;").start();
     let mut client = server.connect();
     for _ in 0..40 {
-        // The one before has its place of `limit_conn` no more.
+        // The previous request has released its place in `limit_conn`.
         assert_eq!(client.get("/page.html").text(), "a page");
     }
     server.wait_logged("32 background subrequests are not enough");
@@ -147,7 +147,7 @@ fn what_follows_has_nothing_following_it(driver: Driver) {
     let (backend, server) = start(driver, locations);
     assert_eq!(server.get("/page.html").text(), "a page");
     asked(&backend);
-    // It is logged where that is wanted, and nothing comes after that.
+    // The request of `post_action` is logged as its location says, and has no post action itself.
     server.directory.wait_line("access.log", "\"GET /page.html HTTP/1.1\" 201");
     let mut client = server.connect();
     client.send("GET /marker HTTP/1.1\r\nHost: h\r\n\r\n");

@@ -1,4 +1,4 @@
-//! `prometheus`: the figures of the server as scrapers read them, in both formats, of few things and of many.
+//! `prometheus`: the server's metrics as scrapers read them, in both formats, with few and with many time series.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ with_each_driver!(
     what_is_told_is_gathered_in_the_pool,
 );
 
-/// Only ends a test that hangs.
+/// Ends a test that hangs.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 const SCRAPED: &str = "server { listen %TCP%; location /metrics { prometheus; } location /api/ { api write=on; } }";
@@ -31,7 +31,7 @@ fn scrape(server: &Server, fields: &str) -> Response {
     response
 }
 
-/// The samples of a scrape, by name and labels. Every line is checked.
+/// Parses the samples of a scrape, by name and labels. Every line is checked.
 fn samples(text: &str, is_open: bool) -> BTreeMap<String, f64> {
     let mut samples = BTreeMap::new();
     let (mut families, mut family) = (BTreeSet::new(), String::new());
@@ -58,7 +58,7 @@ fn samples(text: &str, is_open: bool) -> BTreeMap<String, f64> {
     samples
 }
 
-/// `name{label="value",…}`, where values are escaped.
+/// Checks `name{label="value",…}`, with values escaped.
 fn check_labels(name: &str) {
     let is_name =
         |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
@@ -91,7 +91,7 @@ fn check_labels(name: &str) {
     }
 }
 
-/// A scrape once that is so: what a loop counts when a response has left may come after it.
+/// Scrapes until `is_so` is true, since a loop may update its counters after a response has been sent.
 #[track_caller]
 fn eventually(server: &Server, is_so: impl Fn(&BTreeMap<String, f64>) -> bool) -> BTreeMap<String, f64> {
     let end = Instant::now() + DEADLINE;
@@ -215,7 +215,7 @@ fn only_reading_is_answered_and_only_where_it_is_allowed(driver: Driver) {
     server.stop();
 }
 
-/// What a template answers, without its first line, once it is so.
+/// Waits until the output of a template, without its first line, satisfies `is_so`.
 fn template(server: &Server, is_so: impl Fn(&str) -> bool) -> String {
     let end = Instant::now() + DEADLINE;
     loop {
@@ -359,11 +359,11 @@ fn thousands_of_peers_and_zones_are_told_while_others_are_served(driver: Driver)
     let of_template = server.get("/template");
     assert_eq!(of_template.text().lines().count(), 1 + PEERS + ZONES);
     assert!(of_template.text().contains("\nzone{zone=\"z4999\"} 1\n"));
-    // As JSON, too.
+    // The API answers as many in JSON.
     let all = server.connect_tcp(1).get("/api/9/http/upstreams/app?fields=peers");
     let all: serde_json::Value = serde_json::from_slice(&all.body).unwrap();
     assert_eq!(all["peers"].as_array().map(Vec::len), Some(PEERS));
-    // While a client that reads nothing has the next scrape, others are served.
+    // Other requests are served while a client does not read its scrape.
     let mut slow = server.connect_tcp(1);
     slow.send("GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n");
     (0..20).for_each(|_| assert_eq!(server.get("/7").status, 200));
@@ -372,7 +372,7 @@ fn thousands_of_peers_and_zones_are_told_while_others_are_served(driver: Driver)
 }
 
 fn what_is_told_is_gathered_in_the_pool(driver: Driver) {
-    // Nothing else has anything for the pool to do.
+    // No other task uses the pool.
     let server = Setup::http(driver, SCRAPED).start();
     let before = eventually(&server, |_| true);
     assert!(before["gale_pool_completed_total{pool=\"default\"}"] <= 1.0, "{before:#?}");

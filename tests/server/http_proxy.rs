@@ -1,4 +1,4 @@
-//! proxy: what servers are asked for, and what of the request they get.
+//! proxy: the URIs that upstream servers are asked for, and the parts of the request that they receive.
 
 use crate::support::answers::{ask, echo, mirror, respond};
 use crate::support::{Backend, Driver, Setup, with_each_driver};
@@ -12,10 +12,10 @@ with_each_driver!(
     a_unix_socket_is_a_server_too,
 );
 
-/// What a server says, and what comes out of which targets.
+/// Configuration, and pairs of the client's target and the target that the upstream server receives.
 type Row = (&'static str, &'static [(&'static str, &'static str)]);
 
-/// `B` is the server.
+/// `B` stands for the upstream server.
 const URIS: &[Row] = &[
     // Without a URI: as the client sent it.
     (
@@ -34,7 +34,7 @@ const URIS: &[Row] = &[
         "location /name/ { proxy_pass http://B; } location ~ ^/re { proxy_pass http://B; }",
         &[("/name/x%2fy", "/name/x%2fy"), ("/other/../name/z", "/other/../name/z"), ("/re%20a/b", "/re%20a/b")],
     ),
-    // With one: in place of the location.
+    // With a URI: it replaces the location's prefix.
     (
         "location /name/ { proxy_pass http://B/remote/; }",
         &[
@@ -71,7 +71,7 @@ const URIS: &[Row] = &[
         "location /outer/ { proxy_pass http://B/o/; location /outer/inner/ { proxy_pass http://B/i/; } }",
         &[("/outer/x", "/o/x"), ("/outer/inner/x", "/i/x")],
     ),
-    // Changed by `rewrite ... break`: the whole changed URI, and that of `proxy_pass` is ignored.
+    // After `rewrite ... break`: the whole changed URI; the URI of `proxy_pass` is ignored.
     (
         "location /name/ { rewrite /name/([^/]+) /users?name=$1 break; proxy_pass http://B/ignored/; }
          location /plain/ { rewrite ^/plain/(.*)$ /changed/$1 break; proxy_pass http://B; }",
@@ -82,7 +82,7 @@ const URIS: &[Row] = &[
             ("/plain/a%3Fb", "/changed/a%3Fb"),
         ],
     ),
-    // With variables: exactly what they say, or the request's where they say no URI.
+    // With variables: exactly their value, or the request's URI if they contain none.
     (
         "set $b B; location /uri/ { proxy_pass http://B$request_uri; }
          location /fixed/ { proxy_pass http://$b/fixed; }
@@ -105,7 +105,7 @@ const URIS: &[Row] = &[
             ("/decoded/xy", "/decoded/xy"),
         ],
     ),
-    // Where nothing can be replaced.
+    // Locations without a prefix that could be replaced.
     (
         "location / { try_files /nothing @there; } location @there { proxy_pass http://B; }
          location /changed/ { rewrite ^/changed/(.*)$ /to/$1 break; try_files /nothing @there; }
@@ -117,7 +117,7 @@ const URIS: &[Row] = &[
          location /set/ { proxy_pass http://B/main/; if ($arg_a) { set $x y; } if ($arg_b) { proxy_pass http://B; } }",
         &[("/x%20?a=1", "/x%20?a=1"), ("/set/x?a=1", "/main/x?a=1"), ("/set/x?b=1", "/set/x?b=1")],
     ),
-    // Elsewhere: as the redirect has left it, encoded again.
+    // After a redirect: the changed URI, encoded again.
     (
         "location /start { rewrite ^/start(.*)$ /out/new$1 last; }
          location /error { error_page 404 =200 /out/e?f=$arg_x; return 404; }
@@ -187,7 +187,7 @@ fn a_request_has_the_usual_fields_and_those_that_are_set(driver: Driver) {
     assert_eq!(get("/1.0"), format!("GET /1.0 HTTP/1.0\nHost: B\n{own}{rest}\n"));
     let set = "X-One: 1\nX-One: 2\nx-ADDED: <unix:>\nX-Forwarded-For: 1.1.1.1, unix:\n";
     assert_eq!(get("/set"), format!("GET /set HTTP/1.1\nHost: h:81\n{set}Accept: */*\n\n"));
-    // A request in HTTP/1.1 has a Host, and the length is never the configuration's to tell.
+    // A request in HTTP/1.1 has a Host, and the configuration cannot set the length.
     assert_eq!(get("/empty"), format!("GET /empty HTTP/1.1\nHost: B\nConnection: close\n{own}{rest}\n"));
     assert_eq!(get("/variables"), ",");
     let port = backend.address.rsplit(':').next().expect("a port");

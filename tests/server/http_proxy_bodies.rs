@@ -1,4 +1,4 @@
-//! proxy: what becomes of the bodies of requests on their way to servers.
+//! proxy: forwarding of request bodies to upstream servers.
 
 use crate::support::answers::{KEEPALIVE, mirror, post, respond, scripted};
 use crate::support::{Backend, Driver, Setup, with_each_driver};
@@ -34,7 +34,7 @@ fn a_body_is_sent_with_its_length_when_it_is_whole(driver: Driver) {
         ("/", chunked, "0\r\n\r\n", ""),
         ("/", "Content-Length: 320000\r\n", &long, &long),
         ("/", chunked, &long_chunks, &long),
-        // A server that knows only HTTP/1.0 is told the length.
+        // An upstream server of HTTP/1.0 receives the length.
         ("/old", chunked, "5\r\nhello\r\n0\r\n\r\n", "hello"),
     ] {
         let response = post(&mut client, target, fields, body);
@@ -73,7 +73,7 @@ fn an_unbuffered_body_is_sent_as_it_comes(driver: Driver) {
     assert_eq!(connection.take(2), b"cd");
     respond(&mut connection, "", "two");
     assert_eq!(client.response().text(), "two");
-    // The answer may come before the end of the request, whose rest is still the server's.
+    // If the response comes before the end of the request, the rest of the request is still sent.
     client.send("POST /3 HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab");
     connection.request_head();
     assert_eq!(connection.take(2), b"ab");
@@ -93,7 +93,7 @@ fn an_unbuffered_body_is_gone_for_another_server(driver: Driver) {
     let server = setup.replace("FIRST", &first.address).replace("SECOND", &second.address).start();
     let mut client = server.connect();
     for _ in 0..3 {
-        // Neither is it announced, nor is it taken from the next request.
+        // The body is neither announced, nor taken from the next request.
         let shown = post(&mut client, "/", "Content-Length: 4\r\n", "body").text().to_owned();
         assert!(shown.starts_with("POST /") && !shown.contains("Content-Length") && !shown.contains("body"), "{shown}");
     }
@@ -128,7 +128,7 @@ fn what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew(driver: D
             assert_eq!(post(&mut client, target, fields, body).text(), expected, "{target}");
         }
     }
-    // What would be another request line is none.
+    // A method that would form another request line is rejected.
     assert_eq!(post(&mut server.connect(), "/wrong", "Content-Length: 0\r\n", "").status, 500);
     server.wait_logged("while preparing a request to an upstream");
     server.stop();
@@ -172,7 +172,7 @@ fn body_of_the_configuration_is_made_of_the_client_s(driver: Driver) {
         ("/", "Transfer-Encoding: chunked\r\n", "3\r\nabc\r\n0\r\n\r\n", "<abc>"),
         ("/", "Content-Length: 0\r\n", "", "<>"),
         ("/unbuffered", "Content-Length: 3\r\n", "abc", "<abc>"),
-        // As in nginx, what is in a file is not in the variable.
+        // As in nginx, a body stored in a file is not in the variable.
         ("/long", "Content-Length: 2000\r\n", &long, "<>"),
     ] {
         let length = expected.len();
@@ -222,7 +222,7 @@ fn a_client_that_breaks_off_its_body_reaches_nobody_or_ends_the_request(driver: 
     assert_eq!(connection.take(3), b"abc");
     client.close_both();
     connection.assert_closed();
-    // Also with chunks, of which no last one is made up.
+    // A chunked body is broken off, too; no last chunk is invented.
     let mut client = server.connect();
     client.send("POST /streamed HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\n");
     let mut connection = backend.accept();
@@ -230,7 +230,7 @@ fn a_client_that_breaks_off_its_body_reaches_nobody_or_ends_the_request(driver: 
     assert_eq!(connection.chunk().as_deref(), Some(&b"abc"[..]));
     client.close_both();
     connection.assert_closed();
-    // Nor for chunks that are none.
+    // The same for malformed chunks.
     let mut client = server.connect();
     client.send("POST /streamed HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n");
     let mut connection = backend.accept();
@@ -256,7 +256,7 @@ fn a_body_that_is_too_large_reaches_nobody(driver: Driver) {
     let chunks = "5\r\nhello\r\n0\r\n\r\n";
     assert_eq!(post(&mut server.connect(), "/", "Transfer-Encoding: chunked\r\n", chunks).status, 413);
     assert!(backend.is_idle());
-    // Where it is streamed it may be known too late, and the server never sees the request's end.
+    // The size of a streamed body may become known too late; the upstream server then never receives the request's end.
     let mut client = server.connect();
     client.send("POST /streamed HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n");
     let mut connection = backend.accept();

@@ -1,5 +1,5 @@
-//! proxy: which connections to servers are used again, how long a request may take, and what is told of the servers
-//! that were tried.
+//! proxy: reuse of connections to upstream servers, timeouts of requests, and log messages and variables about the
+//! servers that were tried.
 
 use crate::support::answers::{KEEPALIVE, scripted};
 use crate::support::http2::Http2;
@@ -70,7 +70,8 @@ fn on_a_connection_that_is_used_again_each_request_has_its_own_time(driver: Driv
         (client.response().text() == "ok").then_some((client, peer))
     });
     let mut other = server.connect();
-    // The time of the first request does not end the second one: it is over when a third one has had as much.
+    // The first request's timeout does not end the second request: the second is still alive after a third has timed
+    // out.
     client.send("GET /patient HTTP/1.1\r\nHost: h\r\n\r\n");
     peer.request();
     other.send("GET /hasty HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -79,7 +80,7 @@ fn on_a_connection_that_is_used_again_each_request_has_its_own_time(driver: Driv
     assert_eq!(other.response().status, 504);
     peer.send(OK);
     assert_eq!(client.response().text(), "ok");
-    // Nor does the longer time of the second one hold for a fourth one, which another client asks for.
+    // The longer timeout of the second request does not apply to a fourth one, which another client makes.
     other.send("GET /hasty HTTP/1.1\r\nHost: h\r\n\r\n");
     peer.request();
     assert_eq!(other.response().status, 504);
@@ -199,7 +200,7 @@ fn what_goes_wrong_is_logged_in_nginx_words(driver: Driver) {
         let line = server.wait_logged(&format!("\"GET {target} HTTP/1.1\", upstream: \"http://"));
         assert!(line.contains(message), "{target}: {line}");
     }
-    // A server that is not there.
+    // An upstream server that is down.
     let (mut server, nobody) = (server, Backend::tcp());
     let address = nobody.address().to_owned();
     drop(nobody);
@@ -215,7 +216,7 @@ fn a_request_has_no_more_time_than_its_whole_may_take(driver: Driver) {
     let text = "location / { proxy_request_timeout 1s; proxy_pass http://ADDRESS; }";
     let setup = Setup::server(driver, text);
     let server = setup.replace("ADDRESS", backend.address()).start();
-    // Without a head.
+    // The time ends before a response head.
     let mut client = server.connect();
     client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
     let mut peer = backend.accept();
@@ -223,7 +224,7 @@ fn a_request_has_no_more_time_than_its_whole_may_take(driver: Driver) {
     assert_eq!(client.response().status, 504);
     assert!(peer.is_at_end());
     server.wait_logged("upstream timed out (110: Connection timed out) while passing the request on");
-    // In the middle of a body, though it might be silent for longer.
+    // The time ends in the middle of a body, though the read timeout is longer.
     until_in_time("the head of a response", || {
         let mut client = server.connect();
         client.send("GET /half HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -276,7 +277,7 @@ fn a_connection_that_stands_for_a_user_is_not_used_again(driver: Driver) {
 const CHALLENGE: &str = "HTTP/1.1 401 x\r\nWWW-Authenticate: NTLM TlRMTVNTUAAC\r\nContent-Length: 2\r\n\r\nno";
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// Asks with these fields.
+/// Sends a request with these fields.
 fn send(client: &mut Client, target: &str, fields: &str) {
     client.send(format!("GET {target} HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
 }
@@ -296,14 +297,14 @@ fn a_connection_that_stands_for_a_user_goes_on_as_its_client_s_own_with_ntlm(dri
     assert_eq!(own.request().target, "/1");
     own.send(CHALLENGE);
     assert_eq!(first.response().status, 401);
-    // What follows goes the same way, with credentials and without, whosever turn it is.
+    // Further requests use the same connection, with credentials and without, in any order.
     for (target, fields) in [("/2", "Authorization: NTLM TlRMTVNTUAAD\r\n"), ("/two", ""), ("/2", "")] {
         send(&mut first, target, fields);
         assert_eq!(own.request().target, target, "{fields}");
         own.send(OK);
         assert_eq!(first.response().text(), "ok");
     }
-    // Others have no part in it, and share theirs.
+    // Other clients do not use this connection; they share another.
     let exchange = |client: &mut Client, peer: &mut Client, target: &str| {
         assert_eq!(peer.request().target, target);
         peer.send(OK);
@@ -322,7 +323,7 @@ fn a_connection_that_stands_for_a_user_goes_on_as_its_client_s_own_with_ntlm(dri
         send(&mut client, "/4", "");
         exchange(&mut client, peer, "/4");
     }
-    // It ends with its client.
+    // The connection is closed with its client's.
     drop(first);
     assert!(own.is_at_end());
     server.stop();
@@ -339,7 +340,7 @@ fn what_comes_over_a_client_s_own_connection_is_stored_for_nobody(driver: Driver
     own.request();
     own.send(OK);
     assert_eq!(first.response().text(), "ok");
-    // The request does not say any more whose it is. A body that comes after its head would be a fill's.
+    // These requests carry no credentials any more. A body that comes after its head would otherwise fill the cache.
     for fields in ["Cache-Control: max-age=600", "Cache-Control: public, max-age=600"] {
         send(&mut first, "/", "");
         assert_eq!(own.request().target, "/");
@@ -380,7 +381,7 @@ fn a_connection_of_a_client_s_own_is_left_when_its_server_has_ended_it(driver: D
             send(&mut client, "/3", "");
         }
     }
-    // It has had its requests.
+    // The connection has reached its maximum of requests.
     assert!(own.is_at_end());
     server.stop();
 }
@@ -414,7 +415,7 @@ fn a_post_does_not_meet_a_connection_that_has_been_closed(driver: Driver) {
         peer.request();
         peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
         assert_eq!(client.response().text(), "ok");
-        // The worker's driver need not have heard of it when the next request comes.
+        // The worker's driver may not know of the close yet when the next request comes.
         peer.close_both();
         client.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nbody");
         let mut peer = backend.accept();

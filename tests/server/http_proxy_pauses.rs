@@ -1,5 +1,5 @@
-//! What of a response has come is the client's while its server pauses, whatever filters it passes, and when it breaks
-//! off.
+//! proxy: the received part of a response is sent to the client while the upstream server pauses, through any filter,
+//! and when the response breaks off.
 
 use std::io::Write;
 
@@ -32,7 +32,7 @@ fn ask(client: &mut Client, target: &str) {
     client.send(format!("GET {target} HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n"));
 }
 
-/// Takes chunks until their text is there.
+/// Reads chunks until the expected text is complete.
 #[track_caller]
 fn take_text(client: &mut Client, expected: &str) {
     let mut text = Vec::new();
@@ -42,7 +42,7 @@ fn take_text(client: &mut Client, expected: &str) {
     assert_eq!(String::from_utf8_lossy(&text), expected);
 }
 
-/// What of a compressed body has come.
+/// The decompressed part of a gzip body.
 struct Inflated(GzDecoder<Vec<u8>>);
 
 impl Inflated {
@@ -50,7 +50,7 @@ impl Inflated {
         Inflated(GzDecoder::new(Vec::new()))
     }
 
-    /// Takes pieces until their text is there.
+    /// Reads pieces until the expected text is complete.
     #[track_caller]
     fn take_text(&mut self, mut next: impl FnMut() -> Vec<u8>, expected: &str) {
         while self.0.get_ref().len() < expected.len() {
@@ -266,7 +266,7 @@ fn other_protocols_pass_on_what_has_come(driver: Driver) {
         let mut client = server.connect();
         ask(&mut client, target);
         let mut peer = backend.accept();
-        // Some of the request is there: a server need not read it to answer.
+        // Part of the request has arrived: the server need not read all of it to respond.
         peer.take(8);
         peer.send([framed(head), framed(TWO_EVENTS[0])].concat());
         expect_events(&mut client, target, || peer.send(framed(TWO_EVENTS[1])));
@@ -283,7 +283,7 @@ fn other_protocols_pass_on_what_has_come(driver: Driver) {
     server.stop();
 }
 
-/// The client gets the first event, and the second one once that is sent.
+/// Checks that the client receives the first event, and the second one once it is sent.
 #[track_caller]
 fn expect_events(client: &mut Client, target: &str, send_second: impl FnOnce()) {
     assert_eq!(client.head().header("Content-Encoding"), Some("gzip"), "{target}");
@@ -320,7 +320,7 @@ fn what_came_of_a_response_that_breaks_off_is_passed_on(driver: Driver) {
             peer.request();
             let beginning = if framing.starts_with('T') { "ff\r\n" } else { "" };
             let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{fields}{framing}\r\n{beginning}");
-            // All of it is there before the filter is asked for anything.
+            // The whole response is there before the filter runs.
             peer.send([head.as_bytes(), sent].concat());
             peer.close_both();
             assert_eq!(client.head().status, 200, "{target}");
@@ -346,7 +346,7 @@ fn a_compressed_response_is_read_ahead_of_a_slow_client(driver: Driver) {
     ask(&mut client, "/");
     let mut peer = backend.accept();
     peer.request();
-    // What does not become shorter.
+    // Random bytes, which do not compress.
     let mut number = 1_u32;
     let mut next = || {
         number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -355,7 +355,7 @@ fn a_compressed_response_is_read_ahead_of_a_slow_client(driver: Driver) {
     let body: Vec<u8> = (0..length).map(|_| next()).collect();
     peer.send(format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"));
     peer.send(&body);
-    // All of it was read although the client takes nothing.
+    // The whole response was read although the client reads nothing.
     peer.assert_closed();
     let response = client.response();
     let mut decoder = GzDecoder::new(Vec::new());

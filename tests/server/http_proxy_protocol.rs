@@ -1,5 +1,5 @@
-//! The PROXY protocol: connections that a proxy introduces (`listen … proxy_protocol`), and those to servers that Gale
-//! introduces (`proxy_protocol`).
+//! The PROXY protocol: received on connections from a proxy (`listen … proxy_protocol`), and sent to upstream servers
+//! (`proxy_protocol`).
 
 use crate::support::{Backend, Client, Driver, Server, Setup, with_each_driver};
 
@@ -28,7 +28,7 @@ fn server(driver: Driver) -> Server {
 const REQUEST: &str = "GET / HTTP/1.1\r\nHost: h\r\n\r\n";
 const LINE: &str = "PROXY TCP4 192.0.2.1 192.0.2.2 1234 5678\r\n";
 
-/// A header of version 2 with this behind its fixed part.
+/// A header of version 2 with `rest` after its fixed part.
 fn binary(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
     [b"\r\n\r\n\0\r\nQUIT\n", &[command, family][..], &(rest.len() as u16).to_be_bytes(), rest].concat()
 }
@@ -42,7 +42,7 @@ fn a_line_or_a_binary_header_tells_who_the_client_is(driver: Driver) {
         let mut client = server.connect();
         let request = [header, REQUEST.as_bytes()].concat();
         assert_eq!(client.ask(request).text(), expected);
-        // It stands at the beginning of the connection alone.
+        // The header is expected only at the beginning of a connection.
         assert_eq!(client.ask(REQUEST).text(), expected);
     };
     expect(LINE.as_bytes(), "192.0.2.1 1234 192.0.2.2 5678  ");
@@ -56,7 +56,7 @@ fn a_line_or_a_binary_header_tells_who_the_client_is(driver: Driver) {
 
 fn a_header_may_come_in_pieces_and_with_the_request(driver: Driver) {
     let server = server(driver);
-    // A large one, which no single read of a head would take.
+    // A large header, which does not fit into a single read of a head.
     let large =
         binary(0x21, 0x11, &[&[192, 0, 2, 1, 192, 0, 2, 2, 0, 7, 0, 8, 0xee, 0x0e, 0x00][..], &[7; 0xe00]].concat());
     for header in [LINE.as_bytes(), &large] {
@@ -64,7 +64,7 @@ fn a_header_may_come_in_pieces_and_with_the_request(driver: Driver) {
         let request = [header, REQUEST.as_bytes()].concat();
         for (number, piece) in request.chunks(header.len() / 5).enumerate() {
             client.send(piece);
-            // An answer on another connection: what was sent has been looked at.
+            // A response on another connection: the worker has processed the piece.
             assert_eq!(server.connect().ask(format!("{LINE}{REQUEST}")).status, 200, "{number}");
         }
         assert!(client.response().text().starts_with("192.0.2.1 "));
@@ -130,13 +130,13 @@ fn who_is_trusted_says_who_the_client_is(driver: Driver) {
     server.stop();
 }
 
-/// Takes the request and answers it, keeping the connection.
+/// Answers a request and keeps the connection.
 fn answer(peer: &mut Client) {
     peer.request();
     peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
 }
 
-/// The line for a client that has connected over TCP.
+/// The PROXY line for a client that has connected over TCP.
 fn line_of(server: &Server, client: &Client) -> String {
     let (own, ours) = (client.local_address(), server.directory.address(1));
     format!("PROXY TCP4 {} {} {} {}", own.ip(), ours.ip(), own.port(), ours.port())
@@ -162,7 +162,7 @@ fn servers_are_told_of_each_client_on_connections_of_its_own(driver: Driver) {
         assert_eq!(client.response().text(), "ok");
         peers.push(peer);
     }
-    // Both are idle now, and each client meets its own one again.
+    // Both connections are idle now, and each client's next request uses its own again.
     for (client, peer) in clients.iter_mut().zip(&mut peers) {
         client.send(REQUEST);
         answer(peer);
@@ -172,7 +172,7 @@ fn servers_are_told_of_each_client_on_connections_of_its_own(driver: Driver) {
     let mut peer = backend.accept();
     answer(&mut peer);
     assert_eq!(clients[0].response().text(), "ok");
-    // Nothing else was connected: the next one is that of another client.
+    // No other connection was opened: the next one is for another client.
     let mut other = server.connect_tcp(1);
     other.send(REQUEST);
     let mut peer = backend.accept();
@@ -198,7 +198,7 @@ fn what_introduces_a_client_says_where_it_comes_from(driver: Driver) {
     assert_eq!(peer.take_line(), "PROXY UNKNOWN");
     answer(&mut peer);
     assert_eq!(client.response().status, 200);
-    // Version 2 calls such a connection our own.
+    // Version 2 marks such a connection as LOCAL.
     client.send("GET /binary HTTP/1.1\r\nHost: h\r\n\r\n");
     let mut peer = backend.accept();
     assert_eq!(peer.take(16 + 7)[..16], binary(0x20, 0, &[0; 7])[..16]);
@@ -231,11 +231,11 @@ fn a_header_goes_before_the_handshake_and_before_http2(driver: Driver) {
     client.send("GET /tls HTTP/1.1\r\nHost: h\r\n\r\n");
     let mut peer = backend.accept();
     assert_eq!(peer.take_line(), line_of(&server, &client));
-    // A handshake.
+    // A TLS handshake.
     assert_eq!(peer.take(2), [22, 3]);
     drop(peer);
     assert_eq!(client.response().status, 502);
-    // The connection of HTTP/2 that one client waits for is none for another one.
+    // An HTTP/2 connection that is being opened for one client is not shared with another.
     let clients = [server.connect_tcp(1), server.connect_tcp(1)];
     for mut client in clients {
         client.send(REQUEST);

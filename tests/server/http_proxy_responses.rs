@@ -1,4 +1,4 @@
-//! proxy: what of the answers of servers the client gets.
+//! proxy: forwarding of upstream responses to the client.
 
 use crate::support::answers::{KEEPALIVE, LENGTH, own_fields, post, scripted};
 use crate::support::http2::Http2;
@@ -62,7 +62,7 @@ fn a_response_is_passed_on_however_it_is_framed(driver: Driver) {
                 assert_eq!(response.header("Content-Length"), length, "{target} {buffering}");
             }
             assert!(response.trailers.is_empty(), "{target} {buffering}");
-            // To a client of the past it is passed on without chunks.
+            // A client of HTTP/1.0 receives it without chunks.
             let response = server.connect().ask(format!("GET {target} HTTP/1.0\r\n\r\n"));
             assert_eq!((response.status, response.text()), (status, body), "{target} {buffering}");
             assert_eq!(response.header("Transfer-Encoding"), None, "{target} {buffering}");
@@ -92,7 +92,7 @@ fn a_response_without_a_body_has_none(driver: Driver) {
         assert_eq!((response.status, response.header("Content-Length")), (200, None));
         assert_eq!(client.get("/next").text(), "ok");
     }
-    // All of them left the connection as it should be.
+    // None of these responses left unread bytes on the connection.
     assert_eq!(backend.connection_count(), 1);
     server.stop();
 }
@@ -287,7 +287,7 @@ fn an_internal_location_answers_what_x_accel_redirect_names(driver: Driver) {
     assert_eq!((response.header("X-Args"), response.header("X-Other")), (Some("a=b"), None));
     assert_eq!(response.header("X-Was"), Some("z"));
     assert_eq!((client.get("/inner/file.txt").status, client.get("/named").text()), (404, "named"));
-    // A server's own type is the last word, where it names one.
+    // The upstream's own Content-Type overrides the file's.
     assert_eq!(client.get("/typed").header("Content-Type"), Some("its/own"));
     assert_eq!(client.get("/untyped").header("Content-Type"), Some("x/y"));
     for (target, status, text) in
@@ -296,7 +296,7 @@ fn an_internal_location_answers_what_x_accel_redirect_names(driver: Driver) {
         let response = client.get(target);
         assert_eq!((response.status, response.text()), (status, text), "{target}");
     }
-    // Whatever it was, it is a GET now; as with nginx its body goes on.
+    // The request becomes a GET; as in nginx its body is still sent.
     assert_eq!(post(&mut client, "/again", "Content-Length: 3\r\n", "abc").text(), "ok");
     let (_, last) = backend.asked().pop().expect("asked");
     assert_eq!((&*last.method, &*last.target), ("GET", "/second/x%20y?q"));
@@ -326,7 +326,7 @@ fn errors_of_the_server_are_intercepted_where_that_is_configured(driver: Driver)
     assert_eq!((response.status, response.text(), response.header("X-Own")), (404, "own", None));
     let response = client.get("/on/401");
     assert_eq!((response.status, response.header("WWW-Authenticate")), (401, Some("Basic realm=x")));
-    // There is no page for it.
+    // No `error_page` is configured for this status.
     assert_eq!(client.get("/on/503").text(), "their");
     server.stop();
 }
@@ -489,7 +489,7 @@ fn one_part_is_cut_out_of_a_body_as_it_comes(driver: Driver) {
             assert_eq!(head.status, if expected.is_some() { 206 } else { 200 }, "{range}");
             let length = expected.unwrap_or(whole).len();
             assert_eq!(head.header("Content-Length"), Some(&*length.to_string()), "{range}");
-            // What nobody wants any more may be refused.
+            // Writes may fail: the client needs no more of the body.
             let _ = peer.try_send("34");
             let _ = peer.try_send("56789");
             assert_eq!(client.take(length), expected.unwrap_or(whole).as_bytes(), "{range}");
@@ -505,7 +505,7 @@ fn interim_responses_and_trailers_hide_what_responses_hide(driver: Driver) {
     let many = "HTTP/1.1 102 Processing\r\n\r\n".repeat(100);
     let last = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n";
     let answer = format!("{many}{interim}{last}X-Sum: 1\r\n{HIDDEN}\r\n");
-    // More than a head may have.
+    // Interim responses that are together larger than a head may be.
     let large = format!("HTTP/1.1 103 Early Hints\r\nLink: <{}>\r\n\r\n", "a".repeat(900)).repeat(3);
     let large = format!("{large}HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
     let backend = scripted(vec![("/", &*answer.leak()), ("/large", &*large.leak())].leak());
