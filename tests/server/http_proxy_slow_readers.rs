@@ -1,5 +1,5 @@
-//! Many clients that do not read what a fast server sends, or a byte of it now and then: the server is free early,
-//! memory is bounded, and nothing is lost.
+//! Many clients that do not read the response of a fast upstream server, or read a byte now and then: the upstream
+//! connection is released early, memory is bounded, and no byte is lost.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -14,18 +14,18 @@ with_each_driver!(
     thousands_of_clients_that_read_a_byte_now_and_then_cost_their_buffers,
 );
 
-/// How many clients there are at once.
+/// Number of simultaneous clients.
 const CLIENTS: usize = 200;
 
-/// What each of them asks for: more than the buffers of sockets and the server's own take.
+/// Size of each response: more than fits into the sockets' buffers and the server's own.
 const BODY: usize = 2 << 20;
 
-/// How much the worker process may grow, all in all: some 36 KiB of buffers for each client (`proxy_buffers`,
-/// `proxy_buffer_size`), pieces on their way to and from files, what the allocator keeps, and what a debug build has
-/// beside that. Their bodies are 400 MiB.
+/// Maximum growth of the worker process for all clients: some 36 KiB of buffers for each (`proxy_buffers`,
+/// `proxy_buffer_size`), pieces on their way to and from files, memory that the allocator keeps, and the overhead of a
+/// debug build. The bodies are 400 MiB.
 const GROWTH_MAX: u64 = 64 << 20;
 
-/// A server that answers every request with this, and says when all of it was read and the connection was closed.
+/// A server that responds to every request with `body`, and reports when a response was read and its connection closed.
 fn sending(body: &Arc<[u8]>, ended: Sender<()>) -> Serving {
     let body = Arc::clone(body);
     Backend::tcp().serve(move |_, client| {
@@ -57,10 +57,10 @@ fn servers_are_free_long_before_clients_that_do_not_read(driver: Driver) {
     }
     let (_, most) = resident_memory(worker);
     assert!(most < before + GROWTH_MAX, "from {before} to {most} bytes");
-    // Somebody else is served meanwhile.
+    // Another client is served meanwhile.
     let mut other = Client::tcp(address);
     assert_eq!(other.get("/").body.len(), BODY);
-    // A few of them take what they have asked for; the others leave.
+    // A few clients read their response; the others disconnect.
     for mut client in clients.into_iter().step_by(20) {
         let response = client.response();
         assert!(response.status == 200 && response.body[..] == body[..]);
@@ -68,15 +68,15 @@ fn servers_are_free_long_before_clients_that_do_not_read(driver: Driver) {
     server.stop();
 }
 
-/// How many there are where descriptors allow it: each takes three of the worker process, for its client, its server
-/// and its file, and two of the test.
+/// Number of clients where descriptors allow it: each takes three of the worker process, for client, upstream and file,
+/// and two of the test.
 const THOUSANDS: usize = 4000;
 
-/// What each of them asks for: more than `proxy_buffers` and the sockets, whose buffers are small, take of it.
+/// Size of each response: more than `proxy_buffers` and the sockets, whose buffers are small, can hold.
 const SHORT_BODY: usize = 192 << 10;
 
-/// How much the worker process may grow for each of them: a piece of 64 KiB, as much as is received at once, what
-/// belongs to a request under way, and what the allocator keeps.
+/// Maximum growth of the worker process for each client: a piece of 64 KiB, the size of one read, the state of a
+/// request in flight, and memory that the allocator keeps.
 const GROWTH_MAX_OF_ONE: u64 = 96 << 10;
 
 fn thousands_of_clients_that_read_a_byte_now_and_then_cost_their_buffers(driver: Driver) {
@@ -98,7 +98,7 @@ fn thousands_of_clients_that_read_a_byte_now_and_then_cost_their_buffers(driver:
     let descriptors = descriptors_of(worker);
     let address = server.directory.address(1);
     let mut clients: Vec<Client> = Vec::new();
-    // No more of them at once than wait to be accepted, and than there are threads behind.
+    // In batches no larger than the listen backlog and the number of threads of the backend.
     while clients.len() < count {
         let next = clients.len();
         clients.extend((0..100).map(|_| Client::tcp_with_small_buffer(address)));
@@ -106,10 +106,10 @@ fn thousands_of_clients_that_read_a_byte_now_and_then_cost_their_buffers(driver:
         for _ in next..clients.len() {
             endings.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("behind {next} a connection did not end"));
         }
-        // Far less than there is.
+        // A byte, which is far less than has been sent.
         clients.iter_mut().for_each(Client::receive_byte);
     }
-    // A client and its file, and no connection to the server any more.
+    // The client's socket and the file; the upstream connection is closed.
     assert!(descriptors_of(worker) < descriptors + 2 * clients.len() + 100, "{}", descriptors_of(worker));
     let (_, most) = resident_memory(worker);
     let grown = most.saturating_sub(before) / clients.len() as u64;

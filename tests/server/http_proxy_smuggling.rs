@@ -1,6 +1,6 @@
-//! Request smuggling: what a server behind the proxy receives, byte for byte, against what the client has sent.
-//! Whatever is malformed is refused, or passed on in a form that can be read in one way only; and the pieces in which
-//! it came make no difference.
+//! Request smuggling: the bytes that an upstream server receives, compared with those that the client has sent. A
+//! malformed request is rejected, or passed on in a form that can be read in one way only; how the bytes are split into
+//! segments makes no difference.
 
 #[path = "../../crates/protocol/tests/shared/requests.rs"]
 mod requests;
@@ -23,30 +23,30 @@ with_each_driver!(
     one_host_is_passed_on_whatever_the_client_says,
 );
 
-/// What a body holds that must never be taken for a request.
+/// A request inside a body, which must never be treated as one.
 const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
-/// Follows what is tried, and ends the connection.
+/// Follows the request under test and closes the connection.
 const LAST: &str = "GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
 
-/// The ways in which bytes reach the server.
+/// How the bytes are split when they are sent.
 #[derive(Clone, Copy, Debug)]
 enum Split {
     Whole,
     Bytes,
-    /// In pieces that this number stands for.
+    /// In pieces of random sizes from this seed.
     Random(u64),
 }
 
 const SPLITS: [Split; 4] = [Split::Whole, Split::Bytes, Split::Random(1), Split::Random(2)];
 
-/// A backend that keeps what it receives on each connection, and answers with the target.
+/// A backend that records the bytes it receives, and responds with the target.
 struct Recorder {
     serving: Serving,
     records: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Recorder {
-    /// It ends each connection after one request, so that records follow each other in the order of requests.
+    /// Each connection ends after one request, so that the records are in the order of the requests.
     fn start() -> Recorder {
         let records = Arc::<Mutex<Vec<u8>>>::default();
         let own = Arc::clone(&records);
@@ -71,14 +71,14 @@ struct Read {
     body: Vec<u8>,
 }
 
-/// Reads what a server has received; every byte of it belongs to one request.
+/// Parses a record; each of its bytes has to belong to one request.
 #[track_caller]
 fn read_strictly(mut record: &[u8]) -> Vec<Read> {
     let mut all = Vec::new();
     while !record.is_empty() {
         let shown = || record.escape_ascii().to_string();
         let mut head = RequestHead::default();
-        // Names with underscores are passed on where the configuration says so.
+        // Names with underscores are passed on if the configuration allows them.
         let limits = Limits { underscores_in_headers: true, ignore_invalid_headers: false, ..Limits::default() };
         let parsed = HeadParser::new().parse(record, &limits, &mut head);
         let Ok(Status::Complete { consumed }) = parsed else { panic!("{parsed:?}: {}", shown()) };
@@ -109,7 +109,7 @@ fn read_strictly(mut record: &[u8]) -> Vec<Read> {
     all
 }
 
-/// Sends this in pieces, as far as the server takes it, and returns the statuses and bodies of its answers.
+/// Sends the bytes in pieces until the server stops reading, and returns the statuses and bodies of its responses.
 fn exchange(server: &Server, bytes: &[u8], split: Split) -> Vec<(u16, String)> {
     let mut client = server.connect();
     let mut rest = bytes;
@@ -147,7 +147,7 @@ fn answers(client: &mut Client) -> Vec<(u16, String)> {
     answers
 }
 
-/// A backend and a server before it, whose location has this in its block.
+/// A backend and a proxy server whose block contains `more`.
 fn start(driver: Driver, more: &str) -> (Recorder, Server) {
     let recorder = Recorder::start();
     let setup = Setup::server(
@@ -162,7 +162,7 @@ fn start(driver: Driver, more: &str) -> (Recorder, Server) {
 const CONFIGURATIONS: [&str; 3] =
     ["", "proxy_request_buffering off;", "underscores_in_headers on; ignore_invalid_headers off;"];
 
-/// Everything that may go wrong in a request.
+/// Malformed requests of every kind.
 fn malformed() -> Vec<String> {
     let mut all = Vec::new();
     for line in BROKEN_LINES.iter().chain(WRONG_VERSIONS).chain(WRONG_TARGET_HOSTS) {
@@ -226,7 +226,7 @@ fn malformed_requests_are_refused_or_passed_on_in_one_form(driver: Driver) {
                 let answers = exchange(&server, bytes.as_bytes(), split);
                 let shown = || format!("{request:?} {split:?} with {more:?}: {answers:?}");
                 assert!(!answers.is_empty(), "{}", shown());
-                // Nothing is answered behind an error that leaves doubt about where the request ends.
+                // No response follows an error after which the end of the request is uncertain.
                 let statuses: Vec<u16> = answers.iter().map(|(status, _)| *status).collect();
                 let refused = statuses.iter().position(|status| *status != 200);
                 let is_last = refused.is_none_or(|at| at + 1 == statuses.len() || statuses[at] == 502);
@@ -238,7 +238,7 @@ fn malformed_requests_are_refused_or_passed_on_in_one_form(driver: Driver) {
                     answers.iter().filter(|(status, _)| *status == 200).map(|(_, text)| &**text).collect();
                 assert_eq!(targets, answered, "{}", shown());
                 assert!(!targets.contains(&"/smuggled"), "{}", shown());
-                // A body that is refused in its middle may have been begun to be streamed.
+                // A streamed body that is rejected in its middle may have been sent in part.
                 let seen = (statuses, record);
                 match &first {
                     None => first = Some(seen),
@@ -264,7 +264,7 @@ fn odd_chunks_are_passed_on_without_what_is_odd(driver: Driver) {
                 let read = read_strictly(&record);
                 assert_eq!(read.len(), 2, "{body:?} {split:?}");
                 assert_eq!(read[0].body, data.as_bytes(), "{body:?} {split:?}");
-                // Neither extensions nor trailers go on.
+                // Neither extensions nor trailers are passed on.
                 assert!(!record.contains(&b';') && !record.windows(9).any(|text| text == b"Trailer: "), "{body:?}");
             }
         }

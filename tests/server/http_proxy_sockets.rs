@@ -1,4 +1,4 @@
-//! proxy: what the configuration says of the sockets to servers, as the kernel has it, and of clients that leave.
+//! proxy: options and addresses of upstream sockets as the kernel reports them, and clients that disconnect.
 
 use std::fs;
 use std::net::TcpStream;
@@ -22,7 +22,7 @@ with_each_driver!(
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// Asks for this, and returns the connection to the backend, on which the answer is still to be sent.
+/// Sends a request; returns the client and the backend's connection, which is still to be answered.
 fn ask(server: &Server, backend: &Backend, target: &str) -> (Client, Client) {
     let mut client = server.connect();
     client.send(format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n"));
@@ -31,8 +31,7 @@ fn ask(server: &Server, backend: &Backend, target: &str) -> (Client, Client) {
     (client, peer)
 }
 
-/// The socket of a process that is the other end of this connection; `None` where the kernel does not let tests have
-/// it.
+/// The socket of a process at the other end of this connection; `None` if the kernel does not let tests access it.
 #[track_caller]
 fn other_end(process: Pid, peer: &Client) -> Option<TcpStream> {
     let ends = (Some(peer.remote_address()), Some(peer.local_address()));
@@ -45,7 +44,7 @@ fn other_end(process: Pid, peer: &Client) -> Option<TcpStream> {
                 skip("the kernel does not give out descriptors of other processes here");
                 return None;
             }
-            // One that is no socket, or has been closed meanwhile.
+            // Not a socket, or closed meanwhile.
             _ => {}
         }
     }
@@ -74,7 +73,7 @@ fn socket_options_are_those_of_the_location(driver: Driver) {
         Some(found)
     };
     if let (Some((keeps, receives, sends)), Some(set)) = (options("/"), options("/on")) {
-        // The kernel doubles what it is told.
+        // The kernel doubles the sizes that are set.
         assert_eq!(set, (true, 2 * 16 * 1024, 2 * 24 * 1024));
         assert!(!keeps && receives != set.1 && sends != set.2, "{receives} {sends}");
     }
@@ -86,7 +85,7 @@ fn send_lowat_is_accepted_and_changes_nothing(driver: Driver) {
     let setup = Setup::server(driver, "location / { proxy_send_lowat 10m; proxy_pass http://ADDRESS; }");
     let server = setup.replace("ADDRESS", backend.address()).start();
     assert!(server.stderr().contains("\"proxy_send_lowat\" is not supported, ignored"), "{}", server.stderr());
-    // A request that is shorter by far is sent.
+    // A request that is much shorter is sent.
     let (mut client, mut peer) = ask(&server, &backend, "/");
     peer.send(OK);
     assert_eq!(client.response().text(), "ok");
@@ -121,7 +120,7 @@ fn connections_come_from_addresses_of_others_where_the_location_says_transparent
     if !has_own_network() {
         return;
     }
-    // Packets for addresses that this machine does not have come back to it, as on a router before the servers.
+    // Routes packets for addresses of other machines back to this one, as a router in front of the servers does.
     for command in
         ["link set lo up", "route add local 203.0.113.0/24 dev lo table 100", "rule add to 203.0.113.0/24 lookup 100"]
     {
@@ -172,7 +171,7 @@ fn a_server_that_the_conditions_do_not_allow_is_not_connected_to(driver: Driver)
         server.directory.wait_line("tried.log", &format!("{path} 403 403 {of_denied}"));
     }
     server.wait_logged("access to upstream server is denied while connecting to upstream, client");
-    // The next one is tried where the location says so, and each time anew: a server is not down for that.
+    // The next server is tried if the location says so. A denied server is not marked as down, so this repeats.
     for _ in 0..2 {
         let (mut client, mut peer) = ask(&server, &allowed, "/next");
         peer.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok");
@@ -181,7 +180,7 @@ fn a_server_that_the_conditions_do_not_allow_is_not_connected_to(driver: Driver)
     let tried = format!("/next 200 403, 200 {}, {} 127.0.0.1", denied.address(), allowed.address());
     server.directory.wait_line("tried.log", &tried);
     assert!(denied.is_idle());
-    // Nor does a connection that there is serve one that is not allowed.
+    // Nor is an idle connection to a denied server used.
     let (mut client, mut peer) = ask(&server, &denied, "/empty?allow=1");
     peer.send(OK);
     assert_eq!(client.response().text(), "ok");
@@ -230,7 +229,7 @@ fn the_address_to_connect_from_may_depend_on_the_server_that_was_chosen(driver: 
     let (mut client, mut peer) = ask(&server, &one, "/");
     assert_eq!(peer.remote_address().ip().to_string(), "127.0.0.15");
     drop(peer);
-    // The same request goes on to the other one.
+    // The same request is sent to the other server.
     peer = other.accept();
     peer.request();
     assert_eq!(peer.remote_address().ip().to_string(), "127.0.0.16");
@@ -255,12 +254,12 @@ fn the_server_is_told_that_the_client_has_left_unless_that_is_to_be_ignored(driv
     server.directory.wait_line("left.log", "/told 499 ");
     let (client, mut peer) = ask(&server, &backend, "/ignored");
     drop(client);
-    // By the end of this the worker has seen it leave.
+    // The worker has seen the client leave once this request is answered.
     assert_eq!(server.get("/own").status, 204);
     assert!(!peer.is_closed());
     peer.send(OK);
     server.directory.wait_line("left.log", "/ignored 200 200");
-    // All of the answer was read, so that the connection may carry another request.
+    // The whole response was read, so that the connection can be reused.
     let mut client = server.connect();
     client.send("GET /ignored/again HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!(peer.request().target, "/ignored/again");

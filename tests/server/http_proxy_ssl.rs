@@ -1,4 +1,5 @@
-//! `proxy_pass https://…`: handshakes with servers, what their certificates have to be, and requests over TLS.
+//! `proxy_pass https://…`: TLS handshakes with upstream servers, verification of their certificates, and requests over
+//! TLS.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -34,20 +35,20 @@ with_each_driver!(
     settings_that_cannot_be_are_errors,
 );
 
-/// A server behind the server.
+/// A TLS upstream server.
 struct Behind {
     backend: Backend,
     config: Arc<ServerConfig>,
 }
 
-/// What a server knows of its client.
+/// Properties of the client as the upstream server sees them.
 struct Met {
     name: Option<String>,
     is_resumed: bool,
     certificate: Option<CertificateDer<'static>>,
 }
 
-/// The server's end of a connection.
+/// The upstream server's end of a connection.
 struct End {
     stream: StreamOwned<ServerConnection, TcpStream>,
     says_goodbye: bool,
@@ -108,7 +109,7 @@ impl Behind {
         self.backend.address()
     }
 
-    /// The next connection, behind its handshake.
+    /// Accepts the next connection and completes its handshake.
     fn try_accept(&self, says_goodbye: bool) -> std::io::Result<(Met, Client)> {
         let connection = ServerConnection::new(Arc::clone(&self.config)).expect("a configuration");
         let mut stream = StreamOwned::new(connection, self.backend.accept_tcp());
@@ -142,17 +143,17 @@ const POOL: &str = "pool default";
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a.example\r\n\r\n";
 
-/// One worker, so that connections are used again.
+/// One worker, so that connections are reused.
 fn one_worker(setup: Setup) -> Setup {
     setup.replace("worker_processes 2", "worker_processes 1")
 }
 
-/// A server that passes everything on.
+/// A server that proxies every request to `behind`.
 fn proxy(driver: Driver, behind: &Behind, text: &str) -> Setup {
     Setup::server(driver, &format!("location / {{ proxy_pass https://{}; {text} }}", behind.address()))
 }
 
-/// One request that is answered.
+/// Sends a request and answers it.
 #[track_caller]
 fn exchange(server: &Server, behind: &Behind) -> (Met, Client) {
     let mut client = server.connect();
@@ -235,7 +236,8 @@ fn only_good_certificates_are_taken_where_they_are_verified(driver: Driver) {
             };
             let mut client = server.connect();
             client.send(GET);
-            // A client of version 1.3 sees the certificate when it could be asked for something already.
+            // With TLS 1.3 the handshake may be over before the client rejects the certificate; no request is sent
+            // then.
             if let Ok((_, mut end)) = behind.try_accept(false) {
                 assert_eq!(end.read_to_end(), b"");
             }
@@ -339,12 +341,12 @@ fn the_name_of_the_certificate_may_have_variables(driver: Driver) {
         assert_eq!(client.response().text(), "fine");
         kept.push(end);
     }
-    // The connection of the same certificate is used again.
+    // The connection with the same certificate is reused.
     let mut client = ask("/?own=1");
     kept[0].request();
     kept[0].send(response("again"));
     assert_eq!(client.response().text(), "again");
-    // One that cannot be read is the administrator's fault.
+    // A certificate that cannot be read is a configuration error.
     assert_eq!(ask("/?own=3").response().status, 500);
     server.wait_logged("3.crt\": BIO_new_file() failed");
     drop(kept);
@@ -377,7 +379,7 @@ fn the_name_that_is_told_may_be_that_of_the_server_that_was_chosen(driver: Drive
     second.send(response("fine"));
     let answer = client.response();
     assert_eq!((answer.text(), answer.header("x-last")), ("fine", Some(&*format!("127.0.0.1:{port}"))));
-    // Both connections to the same address are idle: each is one for its own name alone.
+    // Both connections to the same address are idle: each is reused for its own name only.
     client.send(GET);
     first.request();
     first.send(response("again"));
@@ -424,7 +426,7 @@ fn a_connection_is_used_again_and_a_session_is_resumed(driver: Driver) {
             assert_eq!(client.response().text(), "again");
         }
         assert!(behind.backend.is_idle());
-        // The server has closed it: another one is made, for the same session.
+        // The server has closed the connection: another is opened and resumes the session.
         drop(end);
         assert_eq!(exchange(&server, &behind).0.is_resumed, reuse == "on");
         server.stop();
@@ -474,7 +476,7 @@ fn an_end_without_a_goodbye_is_no_end_of_a_body(driver: Driver) {
         }
         let message = "upstream prematurely closed connection without close_notify while reading upstream";
         server.directory.wait_line("error.log", message);
-        // Where the length is known, nobody has to say goodbye.
+        // A body with a known length is complete without a close_notify.
         let mut client = server.connect();
         client.send(GET);
         let (_, mut end) = behind.try_accept(false).expect("a handshake");
@@ -575,7 +577,7 @@ fn settings_that_cannot_be_are_errors(driver: Driver) {
     }
 }
 
-/// A certificate that nobody takes any more.
+/// An expired certificate.
 fn expired(authority: &Authority, name: &str) -> Pair {
     let mut params = params(&[name]);
     params.not_before = rcgen::date_time_ymd(2001, 1, 1);

@@ -1,4 +1,4 @@
-//! WebSockets and other protocols through the proxy: who may change to what, and what a tunnel does until it ends.
+//! WebSockets and other protocols through the proxy: permitted upgrades, and tunnels until their end.
 
 use rustix::process::Signal;
 
@@ -36,7 +36,7 @@ fn agreement(upgrade: &str) -> String {
     format!("HTTP/1.1 101 Switching Protocols\r\nUpgrade: {upgrade}\r\nConnection: Upgrade\r\nX-Own: 1\r\n\r\n")
 }
 
-/// A backend, and a server whose location passes to it with this in its block.
+/// A backend, and a proxy server whose location contains `more`.
 fn start(driver: Driver, more: &str) -> (Backend, Server) {
     let backend = Backend::tcp();
     let setup = Setup::server(driver, "location / { MORE proxy_pass http://ADDRESS; }").replace("MORE", more);
@@ -44,7 +44,7 @@ fn start(driver: Driver, more: &str) -> (Backend, Server) {
     (backend, server)
 }
 
-/// Asks for a WebSocket and has the backend agree.
+/// Opens a WebSocket that the backend accepts.
 fn open(backend: &Backend, server: &Server) -> (Client, Client, Asked, Response) {
     let mut client = server.connect();
     client.send(request("/", "websocket"));
@@ -56,7 +56,7 @@ fn open(backend: &Backend, server: &Server) -> (Client, Client, Asked, Response)
     (client, peer, asked, response)
 }
 
-/// What one end says arrives at the other.
+/// Checks that both ends receive each other's bytes.
 fn converse(client: &mut Client, peer: &mut Client) {
     for text in ["hello", "\0\x01\u{ff}\r\n\r\nGET / HTTP/1.1\r\n\r\n", "x"] {
         client.send(text);
@@ -91,7 +91,7 @@ fn websockets_work_with_the_lines_that_nginx_needs(driver: Driver) {
     let (mut client, mut peer, asked, _) = open(&backend, &server);
     assert_eq!((asked.header("Upgrade"), asked.header("Connection")), (Some("websocket"), Some("upgrade")));
     converse(&mut client, &mut peer);
-    // A request that asks for nothing is not made to.
+    // A request without `Upgrade` does not get one.
     let mut client = server.connect();
     client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
     let mut peer = backend.accept();
@@ -102,7 +102,7 @@ fn websockets_work_with_the_lines_that_nginx_needs(driver: Driver) {
     server.stop();
 }
 
-/// What the backend hears of a wish for this protocol.
+/// The `Upgrade` field that the backend receives if the client asks for this protocol.
 fn heard(driver: Driver, more: &str, upgrade: &str) -> Option<String> {
     let (backend, server) = start(driver, more);
     let mut client = server.connect();
@@ -155,7 +155,7 @@ fn a_change_that_nobody_has_asked_for_is_refused(driver: Driver) {
         let line = server.wait_logged(&format!("\"GET /{number} HTTP/1.1\""));
         assert!(line.contains("upstream sent unexpected \"101 Switching Protocols\""), "{line}");
     }
-    // One without a token.
+    // A 101 without an `Upgrade` field.
     let mut client = server.connect();
     client.send(request("/none", "websocket"));
     let mut peer = backend.accept();
@@ -201,7 +201,7 @@ fn each_direction_ends_on_its_own(driver: Driver) {
 }
 
 fn an_idle_tunnel_ends_after_the_read_timeout(driver: Driver) {
-    // The backend has as long for what it says.
+    // The same timeout applies to the backend's response.
     let (backend, server) = start(driver, "proxy_read_timeout 1s;");
     until_in_time("the backend's agreement", || {
         let mut client = server.connect();
@@ -266,12 +266,12 @@ fn the_log_line_of_a_tunnel_tells_what_was_asked_and_what_has_passed(driver: Dri
     server.stop();
 }
 
-/// Variables of every kind, which the response and the log line of a tunnel have alike.
+/// Variables of every kind, which have the same values in a tunnel's response and in its log line.
 const VALUES: &str = "$request_id|$request_method $scheme $host $uri $args $request_uri|$named|$kept $mapped|\
     $cookie_a $cookie_b $arg_c|$remote_addr $realip_remote_addr $connection $connection_requests|$http_user_agent|\
     $server_name $server_protocol $document_root|$proxy_host $proxy_port";
 
-/// A server whose location writes [`VALUES`] into the response, and behind `log=` into the log line.
+/// A server whose location writes [`VALUES`] into the response, and after `log=` into the log line.
 fn start_with_values(driver: Driver, backend: &Backend, main: &str) -> Server {
     let text = "set_real_ip_from unix:; real_ip_header X-Real-IP;
         log_format values 'log=VALUES|$upstream_http_x_own $sent_http_x_own $sent_http_x_long|$status';
@@ -288,7 +288,7 @@ fn start_with_values(driver: Driver, backend: &Backend, main: &str) -> Server {
     setup.replace("daemon off;", &format!("daemon off; {main}")).start()
 }
 
-/// Opens a tunnel there; what the log line is to begin with, and how it is to end.
+/// Opens a tunnel; also returns the expected log line.
 fn open_with_values(backend: &Backend, server: &Server, agent: &str) -> (Client, Client, String) {
     let mut client = server.connect();
     let fields = format!("Host: values.example\r\nCookie: a=1; b=2\r\nX-Real-IP: 192.0.2.7\r\nUser-Agent: {agent}");
@@ -308,7 +308,7 @@ fn open_with_values(backend: &Backend, server: &Server, agent: &str) -> (Client,
 fn the_log_line_of_a_tunnel_has_the_values_that_its_response_had(driver: Driver) {
     let backend = Backend::tcp();
     let server = start_with_values(driver, &backend, "");
-    // A long head stays where it is.
+    // A long request head stays in its buffer.
     for agent in ["short".to_owned(), "long".repeat(1200)] {
         let (client, mut peer, line) = open_with_values(&backend, &server, &agent);
         client.close_both();
@@ -333,7 +333,7 @@ fn a_tunnel_that_is_closed_under_it_is_logged_like_any_other(driver: Driver) {
 
 fn an_idle_tunnel_takes_little_memory(driver: Driver) {
     const COUNT: usize = 200;
-    /// A quarter of it are the request and the head of its response, which the log line may need.
+    /// A quarter of it is for the request and the response head, which the log line may need.
     const BYTES_MAX: u64 = 2304;
     let _turn = turn_of_crowds();
     let backend = Backend::tcp();
@@ -349,7 +349,7 @@ fn an_idle_tunnel_takes_little_memory(driver: Driver) {
         };
         (0..count).map(open).collect()
     };
-    // What is there once, and what tables grow by at a time.
+    // The first tunnels pay for structures that are allocated once, and for tables that grow in steps.
     let before = open_some(COUNT);
     let begin = support::anonymous_memory(server.worker());
     let tunnels = open_some(COUNT);
@@ -367,7 +367,7 @@ fn ends_that_write_without_reading_are_held_up_and_lose_nothing(driver: Driver) 
     std::thread::scope(|scope| {
         let sent = scope.spawn(|| from_client.send(&bytes));
         let returned = scope.spawn(|| from_peer.send(&bytes));
-        // Both are stuck by now, or will be: nobody has read anything.
+        // Both writers block or will block, since neither end reads yet.
         let taken = scope.spawn(|| peer.take(bytes.len()));
         assert!(client.take(bytes.len()) == bytes);
         assert!(taken.join().expect("read") == bytes);
@@ -381,7 +381,7 @@ fn ends_that_write_without_reading_are_held_up_and_lose_nothing(driver: Driver) 
 fn a_reset_of_one_end_ends_the_other(driver: Driver) {
     let (backend, server) = start(driver, "");
     let (mut client, peer, ..) = open(&backend, &server);
-    // What was not read makes a reset of the end.
+    // Closing a socket with unread bytes sends a reset.
     client.send("unread");
     peer.wait_readable();
     drop(peer);
@@ -415,7 +415,7 @@ fn connect_makes_a_tunnel_where_the_configuration_says_so(driver: Driver) {
     let server = setup.replace("ADDRESS", backend.address()).start();
     for target in [backend.address(), "fixed:1"] {
         let mut client = server.connect();
-        // What is said before the answer has come is not lost, and the server may speak first.
+        // Bytes sent before the response are not lost, and the server may send first.
         client.send(connect(target) + "early");
         let mut peer = backend.accept();
         assert_eq!(peer.take(5), b"early");
@@ -461,7 +461,7 @@ fn connect_is_refused_where_no_tunnels_are_made(driver: Driver) {
         (connect("http://some:1"), 400),
         (connect("user@some:1"), 400),
         (connect(":1"), 400),
-        // Without a resolver no name is found.
+        // Names need a resolver.
         (connect("some:1"), 502),
     ] {
         assert_eq!(server.connect().ask(&request).status, status, "{request}");

@@ -1,5 +1,4 @@
-//! Groups of servers: who is tried, when the next one is, which connections are used again, and what a dead server
-//! costs.
+//! Upstream groups: choice of a server, retries on the next one, reuse of connections, and the cost of a dead server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,7 +26,7 @@ with_each_driver!(
     applications_get_parameters_of_their_own_where_the_location_says_so,
 );
 
-/// A backend that answers with this.
+/// A backend that always sends this response.
 fn always(answer: &'static str) -> Serving {
     Backend::tcp().serve(move |_, client| client.try_send(answer).is_ok())
 }
@@ -36,12 +35,12 @@ fn ok() -> Serving {
     always("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 }
 
-/// An address where nobody listens.
+/// An address without a listener.
 fn nobody() -> String {
     Backend::tcp().address().to_owned()
 }
 
-/// A group of these servers, and locations that pass to it.
+/// A server with a group of these servers, and locations that proxy to it.
 fn start(driver: Driver, servers: &str, locations: &str) -> Server {
     let configuration = format!("upstream u {{ {servers} }} server {{ listen %UNIX%; {locations} }}");
     Setup::http(driver, &configuration).start()
@@ -65,7 +64,7 @@ fn servers_take_turns_by_weight(driver: Driver) {
     for _ in 0..12 {
         assert_eq!(client.get("/").text(), "ok");
     }
-    // Each worker begins anew, and one connection has one worker.
+    // Each worker begins with the first server; one connection belongs to one worker.
     let counts = [one.asked().len(), two.asked().len(), spare.asked().len()];
     assert_eq!(counts, [8, 4, 0]);
     server.stop();
@@ -142,7 +141,7 @@ fn what_is_not_idempotent_is_not_sent_twice(driver: Driver) {
         assert_eq!(server.connect().ask(request).status, status, "{method}");
     }
     server.stop();
-    // One that was never sent may be.
+    // A request that was never sent may be retried.
     let servers = format!("server {} max_fails=0; server {} backup;", nobody(), good.address);
     let server = start(driver, &servers, "location / { proxy_pass http://u; }");
     assert_eq!(post(&mut server.connect(), "/").status, 200);
@@ -190,7 +189,7 @@ fn a_server_that_fails_is_left_alone_until_its_time_is_over(driver: Driver) {
     }
     // Two failures were enough.
     assert_eq!(bad.asked().len(), 2);
-    // A reload that changes it begins anew.
+    // A reload that changes the server resets its state.
     let servers = format!("server {} max_fails=0; server {};", bad.address, good.address);
     let configuration =
         format!("upstream u {{ {servers} }} server {{ listen %UNIX%; location / {{ proxy_pass http://u; }} }}");
@@ -215,7 +214,7 @@ fn connections_are_used_again_and_not_for_ever(driver: Driver) {
             assert_eq!(client.get("/").text(), "ok");
         }
         assert_eq!(backend.connection_count(), expected, "{keepalive}");
-        // Whichever worker accepts, it needs one of its own at most.
+        // Each of the two workers needs at most one connection of its own.
         if keepalive.is_empty() {
             for _ in 0..requests {
                 assert_eq!(server.get("/").text(), "ok");
@@ -226,7 +225,7 @@ fn connections_are_used_again_and_not_for_ever(driver: Driver) {
     }
 }
 
-/// Two requests at once need two connections of one worker. `keepalive 1` lets two workers keep as many.
+/// Two simultaneous requests need two connections of one worker. `keepalive 1` lets two workers keep as many.
 fn a_worker_keeps_connections_that_the_other_one_does_not_need(driver: Driver) {
     let backend = Backend::tcp();
     let servers = format!("server {}; keepalive 1;", backend.address());
@@ -271,7 +270,7 @@ fn a_connection_that_was_closed_while_idle_costs_nobody_a_request(driver: Driver
         peer.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok");
         assert_eq!(client.response().text(), "ok", "{method}");
     }
-    // It closes when the next request has come.
+    // The server closes the connection when it has received the next request.
     let mut client = server.connect();
     client.send("GET /1 HTTP/1.1\r\nHost: h\r\n\r\n");
     let mut peer = backend.accept();
@@ -360,7 +359,7 @@ fn a_silent_server_is_given_up(driver: Driver) {
     assert_eq!(server.get("/error").status, 504);
     server.wait_logged("upstream timed out (110: Connection timed out) while reading response header from upstream");
     assert_eq!(server.get("/").text(), "ok");
-    // In the middle of a body there is nobody else.
+    // A response that stops in the middle of its body is not retried.
     let _first = (silent.accept(), silent.accept());
     until_in_time("the head of a response", || {
         let mut client = server.connect();
@@ -418,7 +417,7 @@ fn idle_connections_to_servers_are_closed_before_those_of_clients(driver: Driver
         peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
     }
     clients.iter_mut().for_each(|client| assert_eq!(client.response().text(), "ok"));
-    // Eight connections of clients, eight to the server: no more, but the latter are idle.
+    // Eight connections of clients and eight to the server are the maximum, but the latter are idle.
     clients.extend((0..8).map(|_| server.connect()));
     for client in &mut clients {
         client.send("GET /own HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -451,7 +450,7 @@ fn a_request_is_written_anew_for_each_server_where_the_location_says_so(driver: 
             let asked = peer.request();
             assert_eq!((asked.header("host"), asked.text()), (Some(hosts[number]), &*bodies[number]));
             assert_eq!(asked.target, if target == "/a" { "/new/a" } else { target });
-            // The first one leaves without an answer.
+            // The first server disconnects without a response.
             if number == 1 {
                 peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
             }
@@ -459,7 +458,7 @@ fn a_request_is_written_anew_for_each_server_where_the_location_says_so(driver: 
         assert_eq!(client.response().text(), "ok", "{target}");
     }
     server.stop();
-    // What cannot be written for a server is not sent to the next one either.
+    // A request that cannot be written for one server is not sent to the next one either.
     let locations = "proxy_set_header Host \"a$upstream_last_addr\n\"; proxy_request_dynamic on; proxy_pass http://u;";
     let server = start(driver, &servers, &format!("location / {{ {locations} }}"));
     assert_eq!(server.get("/").status, 500);

@@ -1,5 +1,4 @@
-//! How fast responses go out: `limit_rate` and `limit_rate_after`. Only that nothing is faster than allowed is
-//! measured.
+//! `limit_rate` and `limit_rate_after`: the rate of responses. Only the upper bound of the rate is measured.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ fn server(driver: Driver, text: &str) -> Server {
     Setup::server(driver, &format!("root %DIR%/files; {text}")).file("files/data", vec![b'x'; LENGTH]).start()
 }
 
-/// How long the whole answer takes.
+/// The time that the whole response takes.
 #[track_caller]
 fn time_for(server: &Server, path: &str) -> Duration {
     let begin = Instant::now();
@@ -29,8 +28,8 @@ fn time_for(server: &Server, path: &str) -> Duration {
     begin.elapsed()
 }
 
-/// Of a rate of 40k a second 50,000 bytes need a second more than the first. The worker's clock stands still within a
-/// turn: if it was held up in that turn, less may have passed for the client.
+/// At 40k a second 50,000 bytes take one second more than the first. The worker's clock stands still within a turn of
+/// its loop: if that turn was delayed, less time may have passed for the client.
 const SECOND: Duration = Duration::from_millis(500);
 
 fn a_response_takes_the_seconds_that_its_rate_wants(driver: Driver) {
@@ -54,7 +53,7 @@ fn what_comes_before_the_limit_goes_out_at_once(driver: Driver) {
         driver,
         "limit_rate 1; limit_rate_after 51k; location /later/ { alias %DIR%/files/; limit_rate 20k; limit_rate_after 20k; }",
     );
-    // At a byte a second it would take most of a day.
+    // At one byte a second it would take most of a day.
     time_for(&server, "/data");
     assert!(time_for(&server, "/later/data") >= SECOND);
     server.stop();

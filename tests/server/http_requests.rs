@@ -1,5 +1,4 @@
-//! Heads of requests over real sockets: what is understood, what is an offence, and that nobody can hide one request in
-//! another.
+//! Request heads over real sockets: accepted forms, malformed ones, and requests hidden in others.
 
 use rustix::process::Signal;
 
@@ -30,17 +29,17 @@ with_each_driver!(
     methods_without_meaning_here_are_refused,
 );
 
-/// Every location answers with what was understood of the request.
+/// A location that responds with the parsed parts of the request.
 const ECHO: &str = "location / { return 200 \"$request_method|$uri|$args|$host|$server_protocol\"; }";
 
 const LIMITS: &str = "client_header_buffer_size 256; large_client_header_buffers 2 512; max_headers 8;";
 
-/// Text of a request line with which a head is valid, and the rest of a head.
+/// A head with a valid request line and Host, followed by `fields`.
 fn get(fields: &str) -> String {
     format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}\r\n")
 }
 
-/// The status that the client sees, and what is in the log: nginx's words.
+/// Malformed requests, the status sent to the client, and the log message in nginx's words.
 fn offences() -> Vec<(String, u16, &'static str)> {
     let long = "a".repeat(600);
     let line = |line: &str| format!("{line}\r\nHost: h\r\n\r\n");
@@ -56,7 +55,7 @@ fn offences() -> Vec<(String, u16, &'static str)> {
     const HOST: &str = "client sent invalid host header";
     const TWICE: &str = "client sent duplicate header line: ";
     vec![
-        // The request line.
+        // Request lines.
         (line("get / HTTP/1.1"), 400, METHOD),
         (line("GE\tT / HTTP/1.1"), 400, METHOD),
         (line("G@T / HTTP/1.1"), 400, METHOD),
@@ -100,7 +99,7 @@ fn offences() -> Vec<(String, u16, &'static str)> {
         (get(&format!("X: {long}\r\n")), 400, "client sent too long header line: "),
         (get(&large), 400, "client sent too large request"),
         (get(&many), 400, "client sent too many header lines"),
-        // The host.
+        // Hosts.
         ("GET / HTTP/1.1\r\n\r\n".into(), 400, "client sent HTTP/1.1 request without \"Host\" header"),
         (get("Host: h\r\n"), 400, "client sent duplicate host header: "),
         ("GET / HTTP/1.1\r\nHost:\r\n\r\n".into(), 400, HOST),
@@ -147,7 +146,7 @@ fn offences() -> Vec<(String, u16, &'static str)> {
     ]
 }
 
-/// The answer to an offence, behind which nothing comes.
+/// Checks for an error response that is the last on its connection.
 #[track_caller]
 fn assert_refused(client: &mut Client, request: &str, status: u16) {
     let response = client.response();
@@ -162,7 +161,7 @@ fn every_offence_is_answered_logged_and_closes(driver: Driver) {
     let offences = offences();
     for (request, status, _) in &offences {
         let mut client = server.connect();
-        // A valid request stands behind each: it must not be seen.
+        // A valid request follows each malformed one and must not be served.
         client.send(format!("{request}GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"));
         assert_refused(&mut client, request, *status);
     }
@@ -173,7 +172,7 @@ fn every_offence_is_answered_logged_and_closes(driver: Driver) {
         assert_eq!(log.matches(message).count(), times, "{request:?}\n{log}");
     }
     assert!(!server.log().contains("/smuggled"));
-    // What was no request line is shown as it came.
+    // A malformed request line is logged as received.
     server.wait_logged("reading client request line, client: unix:, server: , request: \"get / HTTP/1.1\"");
     server.directory.wait_line("access.log", "\"get / HTTP/1.1\" 400");
     server.stop();
@@ -183,7 +182,7 @@ fn a_head_that_comes_byte_by_byte_means_the_same(driver: Driver) {
     let server = Server::start(driver, &format!("{LIMITS} {ECHO}"));
     for (request, status, _) in offences() {
         let mut client = server.connect();
-        // The server may have seen enough, and have closed, long before the last byte.
+        // The server may have closed the connection long before the last byte.
         let _ = request.bytes().try_for_each(|byte| client.try_send([byte]));
         assert_refused(&mut client, &request, status);
     }
@@ -210,8 +209,7 @@ fn other_protocols_get_400(driver: Driver) {
     server.stop();
 }
 
-/// Bodies whose end different programs would see in different places. Each is followed by a request that must not be
-/// served.
+/// Bodies whose end is ambiguous between programs. Each is followed by a request that must not be served.
 const BROKEN_CHUNKS: &[&str] = &[
     "5\nhello\r\n0\r\n\r\n",
     "5\r\nhello\n0\r\n\r\n",
@@ -271,7 +269,7 @@ fn a_request_behind_a_broken_body_that_nobody_reads_is_never_served(driver: Driv
         assert_eq!(client.response().status, 200, "{body:?}");
         client.assert_closed();
     }
-    // The same with bodies in order: the next request is found.
+    // The same with valid bodies: the next request is served.
     for body in ["0\r\n\r\n", "5\r\nhello\r\n0\r\n\r\n", "A;x=\"y\"\t\r\n0123456789\r\n000\r\nX: y\r\nZ:\r\n\r\n"] {
         let mut client = server.connect();
         client.send(chunked("/", body) + &get(""));
@@ -287,7 +285,7 @@ fn chunk_larger_than_allowed_is_refused_before_its_bytes(driver: Driver) {
         let mut client = server.connect();
         client.send(chunked("/", body));
         if body == "400\r\n" {
-            // As many as may come.
+            // As many bytes as are allowed.
             client.send("x".repeat(1024) + "\r\n1\r\n");
         }
         assert_eq!(client.response().status, 413, "{body}");
@@ -316,19 +314,19 @@ fn pipelined_requests_are_answered_with_one_call(driver: Driver) {
     let text = "listen %TCP%; location / { return 200 $uri; } location /file/ { alias %DIR%/files/; }";
     let server = Setup::server(driver, text).file("files/a", "from a file").start();
     let mut client = server.connect_tcp(1);
-    // From the second request on each call is a packet (`tcp_nodelay`).
+    // From the second request on each call sends its own packet (`tcp_nodelay`).
     assert_eq!(client.get("/first").text(), "/first");
     for count in [2, 5, 15] {
         let before = client.packets_received();
         let paths: Vec<String> = (0..count).map(|number| format!("/{number}")).collect();
         client.send(paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n")).collect::<String>());
         paths.iter().for_each(|path| assert_eq!(client.response().text(), path));
-        // Sixteen at most are answered together, and the number of those before says where that ends.
+        // At most sixteen responses are sent together; earlier requests of the connection decide where a batch ends.
         let packets = client.packets_received() - before;
         assert!(packets <= 2, "{packets} packets for {count} answers");
         assert_eq!(client.get("/between").text(), "/between");
     }
-    // What is answered otherwise comes in its place.
+    // Responses that cannot be part of a batch keep their place.
     client.send(
         "/a /file/a /b /file/missing /c"
             .split(' ')
@@ -347,12 +345,12 @@ fn pipelined_request_that_waits_lets_the_answers_before_it_leave(driver: Driver)
         "location / { return 200 $uri; } location /held { test_count_body held; } location /release { test_release; }";
     let server = Setup::server(driver, text).replace("worker_processes 2;", "worker_processes 1;").start();
     let mut client = server.connect();
-    // The rest of its head is missing.
+    // The third request waits for the rest of its head.
     client.send(get("") + &get("") + "GET /third HTTP/1.1\r\n");
     (0..2).for_each(|_| assert_eq!(client.response().text(), "/"));
     client.send("Host: h\r\n\r\n");
     assert_eq!(client.response().text(), "/third");
-    // It waits for its body.
+    // The third request waits for its body.
     client.send(get("") + &get("") + "POST /held HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n");
     (0..2).for_each(|_| assert_eq!(client.response().text(), "/"));
     client.send("01234".to_owned() + &get(""));
@@ -380,13 +378,13 @@ fn pipelined_request_that_closes_lets_the_answers_before_it_leave(driver: Driver
         assert_eq!(client.response().status, status, "{last}");
         client.assert_closed();
     }
-    // The client has nothing more to say.
+    // The client closes its side in the middle of a head.
     let mut client = server.connect();
     client.send(get("") + &get("") + "GET /half");
     client.finish_sending();
     (0..2).for_each(|_| assert_eq!(client.response().text(), "/"));
     client.assert_closed();
-    // A panic is worth an alert, which `stop` would not like.
+    // `stop` would complain about the alert that a panic logs.
     server.end(Signal::TERM);
 }
 
@@ -406,7 +404,7 @@ fn pipelined_answers_that_the_client_does_not_take_are_all_kept(driver: Driver) 
                 let response = client.response();
                 assert!(response.text().starts_with(&format!("/{number} x")), "{number}: {response:?}");
                 assert_eq!(response.body.len(), 1002 + number.to_string().len());
-                // What is sent meanwhile finds the sockets full.
+                // Responses to other clients do not wait for the full sockets.
                 if number % 1000 == 0 {
                     (0..20).for_each(|_| assert_eq!(server.get("/other").status, 200));
                 }
@@ -431,7 +429,7 @@ fn pipelined_bodies_that_nobody_reads_are_passed_over(driver: Driver) {
 
 fn old_versions_are_spoken(driver: Driver) {
     let server = Server::start(driver, ECHO);
-    // HTTP/0.9: no head, the end of the connection is the end of the answer.
+    // HTTP/0.9: no head; the response ends with the connection.
     let mut client = server.connect();
     client.send("GET /a?b\r\n");
     assert_eq!(client.read_to_end(), b"GET|/a|b||");
@@ -445,7 +443,7 @@ fn old_versions_are_spoken(driver: Driver) {
     let response = client.ask("GET /a HTTP/1.0\r\n\r\n");
     assert_eq!((response.status, response.text()), (200, "GET|/a|||HTTP/1.0"));
     client.assert_closed();
-    // A line without a version is the whole request, whatever stands behind it and however it comes.
+    // A request line without a version is the whole request, whatever follows it and however it is split.
     let request = "GET /a?b\r\nHost: h\r\n\r\nGET /second HTTP/1.1\r\nHost: h\r\n\r\n";
     let mut whole = server.connect();
     whole.send(request);
@@ -457,7 +455,7 @@ fn old_versions_are_spoken(driver: Driver) {
         }
     }
     assert_eq!(pieces.read_to_end(), b"GET|/a|b||");
-    // Minor versions of the future are ours (RFC 9110 §2.5).
+    // Later minor versions are treated as HTTP/1.1 (RFC 9110 §2.5).
     assert_eq!(server.connect().ask("GET /a HTTP/1.9\r\nHost: h\r\n\r\n").status, 200);
     server.stop();
 }
@@ -494,13 +492,13 @@ fn the_target_may_be_absolute(driver: Driver) {
     let server = Server::start(driver, ECHO);
     let ask = |line: &str| server.connect().ask(format!("{line}\r\nHost: other\r\n\r\n"));
     let text = |line: &str| ask(line).text().to_owned();
-    // The target wins over Host (RFC 9112 §3.2.2).
+    // The target takes precedence over Host (RFC 9112 §3.2.2).
     assert_eq!(text("GET http://Name.Example:80/a/b?c=d HTTP/1.1"), "GET|/a/b|c=d|name.example|HTTP/1.1");
     assert_eq!(text("GET http://name.example HTTP/1.1"), "GET|/||name.example|HTTP/1.1");
     assert_eq!(text("GET HTTPS://name.example/ HTTP/1.1"), "GET|/||name.example|HTTP/1.1");
     assert_eq!(text("GET http://name.example?q HTTP/1.1"), "GET|/|q|name.example|HTTP/1.1");
     assert_eq!(text("GET http://[::1]:8080/ HTTP/1.1"), "GET|/||[::1]|HTTP/1.1");
-    // Even then HTTP/1.1 has to say Host.
+    // HTTP/1.1 requires Host even then.
     assert_eq!(server.connect().ask("GET http://a/ HTTP/1.1\r\n\r\n").status, 400);
     server.stop();
 }
@@ -516,7 +514,7 @@ fn paths_are_decoded_and_merged(driver: Driver) {
         ("/%2e%2e%2fa/../b", ""),
         ("/a+b%20c?d%20e", "/a+b c"),
         ("/a;b=c", "/a;b=c"),
-        // Servers that take a fragment for a part of the path and servers that do not mean different resources.
+        // A fragment is rejected: servers disagree on whether it is part of the path.
         ("/a#b", ""),
         ("/a?b#c", ""),
     ];
@@ -542,7 +540,7 @@ fn odd_but_harmless_heads_are_understood(driver: Driver) {
     assert_eq!(ask("GET / HTTP/1.1\r\nhOsT:\t h.Example.:81 \t\r\n\r\n"), "GET|/||h.example|HTTP/1.1");
     assert_eq!(ask("M-SEARCH / HTTP/1.1\r\nHost: h\r\n\r\n"), "M-SEARCH|/||h|HTTP/1.1");
     assert_eq!(ask("GET /\u{fc} HTTP/1.1\r\nHost: h\r\nX: \u{fc}\r\n\r\n"), "GET|/\u{fc}||h|HTTP/1.1");
-    // An end of line too much behind a body is passed over, a flood of them is not.
+    // One extra line end after a body is skipped, a flood of them is not.
     let mut client = server.connect();
     client.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nhi\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!((client.response().status, client.response().status), (200, 200));
@@ -597,7 +595,7 @@ fn half_a_request_is_logged_when_the_client_leaves(driver: Driver) {
         client.assert_closed();
         server.wait_logged(message);
     }
-    // One who says nothing at all, or was answered, is nobody's concern.
+    // A client that sends nothing, or whose requests were answered, is not logged.
     let mut client = server.connect();
     assert_eq!(client.get("/").status, 200);
     client.finish_sending();
@@ -611,7 +609,7 @@ fn half_a_request_is_logged_when_the_client_leaves(driver: Driver) {
 fn a_client_that_does_not_finish_its_head_is_dropped(driver: Driver) {
     let server = Server::start(driver, &format!("client_header_timeout 1s; {ECHO}"));
     let mut silent = server.connect();
-    // The time runs since a connection was accepted.
+    // The timeout runs from the time the connection was accepted.
     let connect_with = |half: &str| {
         let mut client = server.connect();
         client.send(half);
@@ -638,7 +636,7 @@ fn methods_without_meaning_here_are_refused(driver: Driver) {
     }
     server.wait_logged("client sent TRACE method");
     server.wait_logged("client sent CONNECT method");
-    // The server as a whole has no options to tell.
+    // `OPTIONS *` asks for options of the whole server, which has none.
     assert_eq!(server.connect().ask("OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n").status, 405);
     server.stop();
 }

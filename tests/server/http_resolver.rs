@@ -15,8 +15,8 @@ with_each_driver!(
     answers_that_are_none_are_logged,
 );
 
-/// A name server: `www.test` has two addresses, `silent.test` has no answer, `forged.test` has one with a wrong number
-/// before the right one, and everything else is not there.
+/// A name server: `www.test` has two addresses, `silent.test` gets no answer, `forged.test` gets one with a wrong ID
+/// before the right one, and all other names do not exist.
 struct NameServer {
     address: SocketAddr,
     queries: Arc<AtomicUsize>,
@@ -31,7 +31,7 @@ impl NameServer {
         let count = Arc::clone(&queries);
         let thread = std::thread::spawn(move || {
             let mut query = [0; 512];
-            // An empty datagram ends it.
+            // An empty datagram ends the thread.
             while let Ok((length @ 1.., from)) = socket.recv_from(&mut query) {
                 count.fetch_add(1, Ordering::Relaxed);
                 for answer in answers(&query[..length]) {
@@ -57,7 +57,7 @@ impl Drop for NameServer {
 
 const NAME_ERROR: u8 = 3;
 
-/// What is sent back, by RFC 1035 §4.
+/// The answers to a query, by RFC 1035 §4.
 fn answers(query: &[u8]) -> Vec<Vec<u8>> {
     let (name, rest) = read_name(&query[12..]);
     let is_a = rest[..2] == [0, 1];
@@ -65,7 +65,7 @@ fn answers(query: &[u8]) -> Vec<Vec<u8>> {
         let mut bytes = query.to_vec();
         (bytes[2], bytes[3], bytes[7]) = (0x81, 0x80 | code, data.len() as u8);
         for data in data {
-            // The name of the question, type and class, an hour, a length.
+            // Name of the question, type and class, a TTL of one hour, length.
             bytes.extend([0xc0, 12, 0, if is_a { 1 } else { 28 }, 0, 1, 0, 0, 14, 16, 0, data.len() as u8]);
             bytes.extend_from_slice(data);
         }

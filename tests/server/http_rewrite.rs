@@ -1,4 +1,4 @@
-//! What scripts of a configuration do to requests over real sockets: rewrite, if, set, break, return.
+//! The rewrite module over real sockets: rewrite, if, set, break, return.
 
 use rustix::process::Signal;
 
@@ -23,7 +23,7 @@ with_each_driver!(
     rewrites_are_logged_if_wanted,
 );
 
-/// Asks for every path and compares status and text.
+/// Requests every path and compares status and text.
 #[track_caller]
 fn assert_answers(client: &mut Client, cases: &[(&str, u16, &str)]) {
     for (path, status, text) in cases {
@@ -39,7 +39,7 @@ fn assert_texts(client: &mut Client, cases: &[(&str, &str)]) {
     }
 }
 
-/// Where everything ends up that is rewritten.
+/// Target of the rewrites.
 const ECHO: &str = "location /echo { return 200 \"$uri?$args\"; }";
 
 fn rewrites_change_path_and_arguments(driver: Driver) {
@@ -98,7 +98,7 @@ fn rewrites_that_are_redirects_go_elsewhere(driver: Driver) {
         let response = client.get(path);
         assert_eq!((response.status, response.header("Location")), (status, Some(place)), "{path}");
     }
-    // A line end cannot get into the head.
+    // A line end cannot get into the response head.
     let place = client.get("/url/%0d%0aSet-Cookie:x").header("Location").map(str::to_owned);
     assert!(!place.as_deref().unwrap_or_default().contains(['\r', '\n']), "{place:?}");
     assert_eq!(client.get("/page/x").status, 200);
@@ -123,10 +123,10 @@ fn groups_are_encoded_where_the_uri_was(driver: Driver) {
     let cases = [
         ("/args/a%26b%20c", "/echo/a&b c?a=a%26b%20c"),
         ("/args/a+b", "/echo/a+b?a=a%2Bb"),
-        // Nothing was encoded, so nothing is encoded again.
+        // The URI was not encoded, so its groups are not encoded either.
         ("/args/a&b", "/echo/a&b?a=a&b"),
         ("/args/a&b?c=%20", "/echo/a&b?a=a&b&c=%20"),
-        // As in nginx, until a rewrite has matched.
+        // As in nginx, groups stay encoded until a rewrite has matched.
         ("/set/a%20b", "a%20b"),
         ("/late/a%20b", "a b"),
         ("/text/a%20b", "a b"),
@@ -188,7 +188,7 @@ fn conditions_ask_the_disk(driver: Driver) {
     .file("www/page", "x")
     .file("www/dir/file", "x")
     .start();
-    // The script goes on where it waited, also in the scope of an `if` that has held.
+    // The script continues after waiting for the disk, also inside an `if` that matched.
     let cases = [
         ("/after", "file"),
         ("/?f=/page", "fDeX"),
@@ -229,7 +229,7 @@ fn steps_run_in_the_order_of_the_file(driver: Driver) {
         ("/first/x", 200, "first se"),
         ("/first/x?s=1", 200, "third siel /third/x"),
         ("/second/x", 200, "third sel /third/x"),
-        // A location's rewrites are not a server's, which run once.
+        // Server rewrites run once; those of a location run each time.
         ("/again", 200, "se ...."),
     ];
     let mut client = server.connect();
@@ -277,7 +277,7 @@ fn rewritten_requests_find_their_location_or_stay(driver: Driver) {
         text.inspect(|text| assert_eq!(response.text(), *text, "{path}"));
     }
     assert_eq!(client.get("/stay").header("X-In"), Some("stay"));
-    // What alias replaces is not known any more.
+    // After a rewrite the prefix that alias replaces is unknown.
     assert_eq!(client.get("/alias/page?r=1").status, 500);
     server.wait_logged("\"alias\" cannot be used in location \"/alias/\" where URI was rewritten");
     let mut server = server;
@@ -311,7 +311,7 @@ fn an_if_is_a_scope_of_its_own(driver: Driver) {
     };
     assert_eq!(headers(&mut client, "/last"), "");
     assert_eq!(headers(&mut client, "/last?a=1"), "a");
-    // The last one that holds is the one that the request is in.
+    // The last `if` that matches applies.
     assert_eq!(headers(&mut client, "/last?a=1&b=1"), "b");
     assert_eq!(headers(&mut client, "/changed"), "");
     assert_eq!(headers(&mut client, "/alias/root?a=1"), "a");
@@ -419,7 +419,7 @@ fn circles_of_rewrites_end_with_500(driver: Driver) {
     assert_eq!(server.get("/circle").status, 500);
     let line = server.wait_logged("rewrite or internal redirection cycle while processing \"/circle\"");
     assert!(line.contains("[error]"), "{line}");
-    // Ten are allowed.
+    // Ten cycles are allowed.
     assert_eq!(server.get("/ten").text(), "...........");
     server.stop();
 }
