@@ -28,7 +28,7 @@ const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
 /// Follows the request under test and closes the connection.
 const LAST: &str = "GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
 
-/// How the bytes are split when they are sent.
+/// Ways to split the bytes that are sent.
 #[derive(Clone, Copy, Debug)]
 enum Split {
     Whole,

@@ -1,4 +1,4 @@
-//! Which server answers: by address, by name, by default.
+//! Choice of the server: by address, by name, by default.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
@@ -34,7 +34,7 @@ fn no_other_server_answers_when_an_expression_cannot_be_run_to_its_end(driver: D
     let response = client.ask(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"));
     assert_eq!((response.status, response.header("Connection")), (500, Some("close")));
     client.assert_closed();
-    // What could not be run is an alert, which a clean stop would not forgive.
+    // `end`, not `stop`: the failed expression logs an alert.
     server.end(rustix::process::Signal::TERM);
 }
 
@@ -113,7 +113,7 @@ fn servers_share_addresses_of_every_kind(driver: Driver) {
     )
     .start();
     let (mut first, mut second) = (server.connect_tcp(1), server.connect_tcp(2));
-    // A server that does not listen on an address cannot be reached there by its name.
+    // A server cannot be reached by its name on an address that it does not listen on.
     assert_eq!((ask(&mut first, "second"), ask(&mut second, "second")), ("both".into(), "second".into()));
     assert_eq!(ask(&mut server.connect(), "second"), "local local");
     assert_eq!(ask(&mut Client::unix(&server.directory.path().join("other.sock")), "x"), "local local");
@@ -163,7 +163,7 @@ fn settings_before_the_name_is_known_are_those_of_the_default(driver: Driver) {
     server.stop();
 }
 
-/// Servers that say in a field and in the page of an error who they are, and have logs of their own.
+/// Servers that name themselves in a header field and in error pages, each with a log of its own.
 const THREE_SERVERS: &str = "log_format server '$sent_http_x_server $status';
      server { listen %UNIX%; server_name first; access_log %DIR%/first.log server;
               add_header X-Server first always; error_page 400 494 /page; location /page { return 200 first; } }
@@ -176,7 +176,7 @@ fn offence_in_a_head_is_answered_by_the_server_that_it_names(driver: Driver) {
     let server = Setup::http(driver, THREE_SERVERS).start();
     let long = format!("GET / HTTP/1.1\r\nHost: named\r\nX: {}\r\n\r\n", "x".repeat(9000));
     let cases = [
-        // As soon as there is a host, whatever is wrong.
+        // Once the host is known, its server answers, for any error.
         ("GET / HTTP/1.1\r\nHost: named\r\nContent-Length: x\r\n\r\n", "named"),
         ("GET / HTTP/1.1\r\nContent-Length: x\r\nHost: named\r\n\r\n", "named"),
         ("GET /%zz HTTP/1.1\r\nHost: named\r\n\r\n", "named"),
@@ -186,7 +186,7 @@ fn offence_in_a_head_is_answered_by_the_server_that_it_names(driver: Driver) {
         ("GET http://named/ HTTP/1.1\r\n\r\n", "named"),
         (&long, "named"),
         ("GET / HTTP/1.1\r\n\r\n", "nameless"),
-        // Not before.
+        // Before the host is known, the default server answers.
         ("GET / HTTP/1.1\r\n folded\r\nHost: named\r\n\r\n", "first"),
         ("GET / HTTP/1.1\r\nHost: named/\r\n\r\n", "first"),
         ("GET\r\nHost: named\r\n\r\n", "first"),

@@ -1,5 +1,5 @@
-//! `slow_request_log`: where the time of a slow request went. Each test has something wait for longer than a limit that
-//! ends the wait, so that nothing here sleeps.
+//! `slow_request_log`: the phases in which a slow request spent its time. In each test something waits longer than a
+//! limit that ends the wait, so no test sleeps.
 
 use serde_json::Value;
 
@@ -18,10 +18,10 @@ with_each_driver!(
     only_what_is_slower_is_told_and_where_it_is_wanted,
 );
 
-/// How long each wait lasts at least, in ms.
+/// Minimum length of each wait, in ms.
 const LEAST: u64 = 150;
 
-/// This was waited for, and none of those.
+/// Checks that the request waited for `cause`, and for none of `not`.
 #[track_caller]
 fn assert_cause(told: &Value, cause: &str, not: &[&str]) {
     let of = |name: &str| told[name].as_u64().expect("a number");
@@ -38,7 +38,7 @@ fn setup(driver: Driver, text: &str) -> Setup {
     Setup::http(driver, &format!("{log} {text}"))
 }
 
-/// Asks for this over HTTP/1 and over HTTP/2.
+/// Requests the path over HTTP/1 and over HTTP/2.
 fn ask_both(server: &Server, path: &str) -> [String; 2] {
     server.get(&format!("{path}1"));
     let mut client = Http2::unix(server);
@@ -62,7 +62,7 @@ fn slow_backend_shows_as_the_first_byte_of_the_upstream(driver: Driver) {
     server.stop();
 }
 
-/// What the line says of the request for this path.
+/// Waits for the line about the request for this path, and parses it.
 #[track_caller]
 fn told_of(server: &Server, path: &str) -> Value {
     let mut found = None;
@@ -123,7 +123,7 @@ fn client_that_reads_slowly_shows_as_sending(driver: Driver) {
     let server = setup(driver, text).file("files/large", vec![b'x'; 32 << 20]).start();
     let mut client = Client::tcp_with_small_buffer(server.directory.address(1));
     client.send("GET /large?1 HTTP/1.1\r\nHost: h\r\n\r\n");
-    // The server gives up.
+    // The server closes the connection after its timeout.
     let told = told_of(&server, "/large?1");
     assert_cause(&told, "sending_ms", &["head_ms", "body_ms", "delays_ms", "queue_ms"]);
     assert_cause(&told, "whole_ms", &UPSTREAM);
@@ -167,8 +167,8 @@ fn wait_in_the_queue_of_a_group_shows_as_queue(driver: Driver) {
     server.stop();
 }
 
-/// The file is not there until it is given up: what waits for the disk is not ended before the client has left, and its
-/// wait is at least as long as the other request's, which ends when its own limit is over.
+/// The file system hangs until the clients have left, since a wait for the disk has no limit of its own. It hangs at
+/// least as long as the request for `/limit` takes, which ends with its timeout.
 fn slow_disk_shows_as_disk(driver: Driver) {
     if !has_own_mounts() {
         return;
@@ -187,7 +187,7 @@ fn slow_disk_shows_as_disk(driver: Driver) {
     let mut multiplexed = Http2::unix(&server);
     multiplexed.begin("GET", "/hangs2", &[], true);
     mounted.wait_hanging();
-    // Something that takes longer than what is asserted.
+    // This request takes longer than the asserted time.
     assert_eq!(server.get("/limit").status, 504);
     drop((client, multiplexed));
     for path in ["/hangs1", "/hangs2"] {

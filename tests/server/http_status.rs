@@ -1,4 +1,4 @@
-//! `status_zone` and the figures that `api` tells: counted exactly, whoever has counted, and for ever but for a reset.
+//! `status_zone` and the counters of `api`: counted exactly by any worker, and kept until they are reset.
 
 use std::time::{Duration, Instant};
 
@@ -34,10 +34,10 @@ with_each_driver!(
     a_worker_process_that_dies_is_counted,
 );
 
-/// Only ends a test that hangs.
+/// Ends a test that hangs.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// This in the http block, and the API on `%TCP%`, where nothing else is counted.
+/// A configuration with `text` in the http block, and the API on `%TCP%`, where nothing else is counted.
 fn with_api(driver: Driver, text: &str) -> Setup {
     Setup::http(driver, &format!("{text} {API}"))
 }
@@ -56,7 +56,7 @@ fn get(server: &Server, path: &str) -> Value {
     value
 }
 
-/// What is at a path once that is so: what a loop counts when a response has left may come after it.
+/// Reads a path until `is_so` is true, since a loop may update its counters after a response has been sent.
 #[track_caller]
 fn eventually(server: &Server, path: &str, is_so: impl Fn(&Value) -> bool) -> Value {
     let end = Instant::now() + DEADLINE;
@@ -69,7 +69,7 @@ fn eventually(server: &Server, path: &str, is_so: impl Fn(&Value) -> bool) -> Va
     }
 }
 
-/// So many requests are over.
+/// True if this many requests have ended and none is in flight.
 fn served(requests: u64) -> impl Fn(&Value) -> bool {
     move |zone| {
         let is_over = zone.get("processing").is_none_or(|processing| processing == 0);
@@ -77,7 +77,7 @@ fn served(requests: u64) -> impl Fn(&Value) -> bool {
     }
 }
 
-/// Sends a request of its own; how many bytes went out and came back.
+/// Sends a request on a connection of its own; returns the bytes sent and received.
 fn exchange(server: &Server, request: &str) -> [u64; 2] {
     let mut client = server.connect();
     client.keep_record();
@@ -181,7 +181,7 @@ fn a_reset_begins_anew_and_needs_writing(driver: Driver) {
     for path in ["connections", "http/requests", "ssl", "http/location_zones/files"] {
         assert_eq!(ask(&server, "DELETE", &format!("/api/9/{path}")).0, 204, "{path}");
     }
-    // The one that asks for it is there.
+    // The request that reads the counter is counted itself.
     assert!(get(&server, "http/requests")["total"].as_u64().is_some_and(|total| total < 8));
     for path in ["nginx", "workers", "http/server_zones", "http", ""] {
         assert_eq!(ask(&server, "DELETE", &format!("/api/9/{path}")).0, 405, "{path}");
@@ -189,7 +189,7 @@ fn a_reset_begins_anew_and_needs_writing(driver: Driver) {
     server.stop();
 }
 
-/// Answers with a status and five bytes.
+/// Responds with a status and five bytes.
 fn answering(status: &'static str) -> Serving {
     Backend::tcp()
         .serve(move |_, client| client.try_send(format!("HTTP/1.1 {status}\r\nContent-Length: 5\r\n\r\nhello")).is_ok())
@@ -319,7 +319,7 @@ fn caches_count_how_they_were_used(driver: Driver) {
     let server = with_api(driver, &text).start();
     let mut client = server.connect();
     client.get("/a");
-    // It is stored beside the response.
+    // The cache is written while the response is sent.
     eventually(&server, "http/caches/one", |cache| cache["miss"]["responses_written"] == 1);
     (0..3).for_each(|_| _ = client.get("/a"));
     client.get("/a?bypass=1");
@@ -403,9 +403,9 @@ fn name_servers_are_counted(driver: Driver) {
     let address = socket.local_addr().unwrap();
     let answering = std::thread::spawn(move || {
         let mut query = [0; 512];
-        // An empty datagram ends it.
+        // An empty datagram ends the thread.
         while let Ok((length @ 1.., from)) = socket.recv_from(&mut query) {
-            // The same question, answered: no such name.
+            // Turns the query into an answer: no such name.
             (query[2], query[3]) = (0x81, 0x83);
             socket.send_to(&query[..length], from).unwrap();
         }
@@ -467,7 +467,7 @@ fn the_server_tells_of_itself(driver: Driver) {
     }
     let mut idle: Client = server.connect();
     idle.get("/");
-    // Active is the one that asks.
+    // The active connection is the one of the API request.
     let expected = |connections: &Value| connections["idle"] == 1 && connections["active"] == 1;
     assert_eq!(eventually(&server, "connections", expected)["dropped"], 0);
     let workers = get(&server, "workers");
@@ -491,7 +491,7 @@ fn the_server_tells_of_itself(driver: Driver) {
 fn loops_and_pools_tell_their_times_as_histograms(driver: Driver) {
     let server = with_api(driver, SITE).start();
     server.get("/");
-    // What is long is put together in a thread.
+    // A long answer is composed on a pool thread.
     get(&server, "http/server_zones");
     let pools = eventually(&server, "gale/pools", |pools| pools[0]["run_times"]["count"].as_u64() > Some(0));
     let loops = get(&server, "gale/loops");
@@ -508,7 +508,7 @@ fn loops_and_pools_tell_their_times_as_histograms(driver: Driver) {
 }
 
 fn the_last_stalls_are_told_with_their_tasks(driver: Driver) {
-    // On a busy machine a worker may have stalled before, or have been kept from running before it blocked.
+    // On a busy machine a worker may have stalled before, or may have been descheduled before it blocked.
     until_in_time("a stall that blocks from its beginning", || {
         let text = "server { listen %UNIX%; location /stall { test_stall %DIR%/fifo; test_echo; } }";
         let server = with_api(driver, text).start();
@@ -538,12 +538,13 @@ fn the_last_stalls_are_told_with_their_tasks(driver: Driver) {
     });
 }
 
-/// The latest stall that goes on.
+/// The latest stall that has not ended.
 fn ongoing(stalls: &Value) -> Option<Value> {
     stalls.as_array().expect("a list").iter().find(|stall| stall["is_over"] == false).cloned()
 }
 
-/// A stall that goes on, of which the other loop tells; the client that has asked for it; and what it waits for.
+/// Begins a stall, which the other loop reports; returns it, the client whose request stalls, and the FIFO that it
+/// waits for.
 fn begin_stall(server: &Server) -> (Value, Client, std::fs::File) {
     let fifo = server.directory.path().join("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::empty(), 0).unwrap();
@@ -591,7 +592,7 @@ fn handshakes_are_counted_by_the_reason_why_they_fail(driver: Driver) {
     };
     assert!(Tls::tls12(&authority).connect(&path, "one.test").is_err());
     reason("no_common_protocol");
-    // Whoever trusts another authority says that ours is unknown.
+    // A client that trusts another authority rejects the certificate.
     assert!(Tls::new(&Authority::new("Another one")).connect(&path, "one.test").is_err());
     reason("peer_rejected_cert");
     let refused = Tls::new(&authority).client(&path, "one.test").ask("GET / HTTP/1.1\r\nHost: one.test\r\n\r\n");
@@ -663,6 +664,6 @@ fn a_worker_process_that_dies_is_counted(driver: Driver) {
     rustix::process::kill_process(server.worker(), rustix::process::Signal::KILL).unwrap();
     server.wait_logged("exited on signal 9");
     server.wait_logged_times("start worker process ", 2);
-    // The sockets are the same: whoever asks waits for the new one.
+    // The listening sockets stay open: requests wait for the new process.
     eventually(&server, "processes", |processes| processes["respawned"] == 1);
 }

@@ -1,4 +1,4 @@
-//! proxy_store and its like: responses that become files.
+//! proxy_store and the like: responses that are stored as files.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Instant;
@@ -15,7 +15,7 @@ with_each_driver!(
 
 const MODIFIED: &str = "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 
-/// A server whose location `/` has `text` in it besides its backend.
+/// A server whose location `/` has `text` in it, besides its backend.
 fn store(driver: Driver, backend: &Backend, text: &str) -> Server {
     let text = format!(
         "root %DIR%/html; proxy_temp_path %DIR%/temp; location / {{ proxy_pass http://{}; {text} }}",
@@ -24,7 +24,7 @@ fn store(driver: Driver, backend: &Backend, text: &str) -> Server {
     Setup::server(driver, &text).start()
 }
 
-/// Waits until there is this file with these contents. It may be in a directory that is not there yet.
+/// Waits until this file has these contents. Its directory may not exist yet.
 #[track_caller]
 fn wait_for(server: &Server, name: &str, contents: &[u8]) {
     let path = server.directory.path().join(name);
@@ -55,7 +55,7 @@ fn a_response_becomes_the_file_of_its_uri(driver: Driver) {
         wait_for(&server, &format!("html{path}"), body);
         let metadata = std::fs::metadata(server.directory.path().join(format!("html{path}"))).unwrap();
         assert_eq!((metadata.permissions().mode() & 0o777, metadata.mtime()), (0o644, 784_111_777));
-        // The backend is not there any more; the file is.
+        // The backend is gone, the file is served.
         drop(at);
         let again = server.connect().get(path);
         assert_eq!((again.status, again.body.as_slice()), (200, body));

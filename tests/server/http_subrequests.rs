@@ -1,7 +1,5 @@
-//! Subrequests and what is made of them over real sockets: SSI, addition, auth_request, mirror.
-//!
-//! Slow ones are tasks of `test_pool` that wait at the test's gate, so that a test knows which have begun and decides
-//! in which order they end.
+//! Subrequests over real sockets: SSI, addition, auth_request, mirror.  Slow ones are tasks of `test_pool` that wait at
+//! the test's gate, so that a test knows which have begun and decides in which order they end.
 
 use crate::support::{Client, Driver, Gate, Response, Server, Setup, Task, http_configuration, with_each_driver};
 
@@ -44,7 +42,7 @@ fn assert_answer(response: &Response, status: u16, text: &str) {
     assert_eq!((response.status, response.text()), (status, text));
 }
 
-/// A server with one worker, whose files are below `www` and whose slow location is `/slow?NAME`.
+/// A server with one worker, with files below `www` and the slow location `/slow?NAME`.
 fn setup(driver: Driver, text: &str) -> Setup {
     let locations = "root %DIR%/www; location = /slow { test_pool gate %DIR%/gate; log_subrequest on; }";
     let server = format!("server {{ listen %UNIX%; {locations}\n{text}\n}}");
@@ -52,14 +50,14 @@ fn setup(driver: Driver, text: &str) -> Setup {
     Setup::configuration(&format!("thread_pool gate threads=8;\n{text}"))
 }
 
-/// Sends a request and does not wait for the answer.
+/// Sends a request without waiting for the response.
 fn ask(server: &Server, path: &str) -> Client {
     let mut client = server.connect();
     client.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
     client
 }
 
-/// So many tasks that have begun, by what they say.
+/// Waits until `count` tasks have begun; returns them sorted by their names.
 #[track_caller]
 fn tasks(gate: &Gate, count: usize) -> Vec<(String, Task)> {
     let mut tasks: Vec<(String, Task)> = (0..count)
@@ -83,13 +81,13 @@ fn includes_run_at_the_same_time_and_come_in_order(driver: Driver) {
         .start();
     let gate = Gate::new(&server);
     let mut client = ask(&server, "/page.html");
-    // All have begun although none has ended, those of the inner page, too.
+    // All tasks have begun although none has ended, including those of the inner page.
     let mut begun = tasks(&gate, 4);
     assert_eq!(begun.iter().map(|(name, _)| &**name).collect::<Vec<_>>(), ["a", "b", "c", "d"]);
-    // What is known of the answer is sent.
+    // The known part of the response is sent.
     assert_eq!(client.head().status, 200);
     assert_eq!(client.chunk().as_deref(), Some(&b"1"[..]));
-    // They end from the last to the first.
+    // The tasks end in reverse order.
     while begun.pop().is_some() {}
     let mut text = Vec::new();
     while let Some(chunk) = client.chunk() {
@@ -112,7 +110,7 @@ fn a_document_waits_for_what_it_is_told_to_wait_for(driver: Driver) {
         let mut client = ask(&server, path);
         let (name, first) = tasks(&gate, 1).remove(0);
         assert_eq!(name, "a");
-        // Others are served meanwhile, and nothing more has begun then.
+        // Other requests are served meanwhile, and no other task has begun.
         assert_eq!(server.get("/none").status, 404);
         assert!(gate.is_empty());
         drop(first);
@@ -133,7 +131,7 @@ fn a_client_that_leaves_takes_the_subrequests_along(driver: Driver) {
     let begun = tasks(&gate, 2);
     assert_eq!(client.head().status, 200);
     drop(client);
-    // The request is logged, and neither of its subrequests is: they were given up, not ended.
+    // The request is logged, but neither of its subrequests: they were aborted.
     server.directory.wait_line("access.log", "/page.html");
     assert!(!server.directory.read("access.log").contains("200 4"), "{server}");
     drop(begun);
@@ -285,7 +283,7 @@ fn mistakes_are_shown_as_the_page_wants(driver: Driver) {
         server.wait_logged(message);
     }
     assert_answer(&client.get("/silent/unknown.html"), 200, "[]");
-    // What is not there is included as the page that says so.
+    // A missing page is included as its error page.
     let response = client.get("/own.html");
     assert!(response.text().starts_with("oh<html>") && response.text().contains("404 Not Found"), "{response:?}");
     server.wait_logged(", subrequest: \"/missing\"");
@@ -303,7 +301,7 @@ fn blocks_stand_in_for_what_is_missing_or_empty(driver: Driver) {
          location = /nothing { return 204; }
          location = /paged { ssi on; error_page 403 /there; return 403; }";
     let server = setup(driver, locations).file("www/page.html", page).start();
-    // Commands in a block are carried out where it stands in for an answer.
+    // Commands in a block run when the block replaces a response.
     let text = "1block of /missing2there3block of <!--#echo var=\"uri\" -->4block of /paged";
     assert_answer(&server.get("/page.html"), 200, text);
     server.stop();
@@ -322,7 +320,7 @@ fn files_of_any_size_are_included(driver: Driver) {
         for _ in 0..2 {
             assert!(client.get("/page.html").body == all);
         }
-        // As a document it is looked through, and passes as it is.
+        // The same over HTTP/1.0, without chunks.
         let response = client.ask("GET /page.html HTTP/1.0\r\nHost: localhost\r\n\r\n");
         assert!(response.body == all);
         server.stop();
@@ -417,7 +415,7 @@ fn what_is_kept_in_memory_is_bounded(driver: Driver) {
     assert_answer(&client.get("/page.html?page=empty.none"), 200, "[]");
     let response = client.get("/doubling.html");
     assert!(response.status == 200 && response.text().ends_with("directive]."), "{response:?}");
-    // As in nginx the whole response breaks off.
+    // As in nginx, the whole response breaks off.
     for page in ["larger.txt", "byte.none"] {
         let mut client = server.connect();
         client.send(format!("GET /page.html?page={page} HTTP/1.1\r\nHost: h\r\n\r\n"));
@@ -484,7 +482,7 @@ fn additions_come_before_and_after(driver: Driver) {
     assert_answer(&client.get("/off.html"), 200, "off");
     assert_answer(&client.get("/text.txt"), 200, "<text>");
     assert_answer(&client.get("/plain.txt"), 200, "plain");
-    // What is included by the page gets nothing added, and what is added is no document.
+    // Additions apply to the document alone, not to its subrequests.
     assert_answer(&client.get("/ssi.html"), 200, "<[page]>");
     assert_answer(&client.get("/202.html"), 202, "body");
     assert_answer(&client.get("/large.html"), 200, &format!("<{large}>"));
@@ -539,7 +537,7 @@ fn another_location_decides(driver: Driver) {
     assert_eq!(closed.read_to_end(), b"");
     assert_eq!(client.get("/in/page.html").status, 403);
     assert_answer(&client.get("/in/off/page.html"), 200, "page");
-    // The body is not for the one that decides.
+    // The body is not sent to the location that decides.
     let response = client.ask("POST /stored HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello");
     assert!(response.text().starts_with("5 memory"), "{response:?}");
     server.stop();
@@ -573,10 +571,10 @@ fn answers_of_the_deciding_location_become_variables(driver: Driver) {
     let kind = |response: &Response| response.header("X-Kind").map(str::to_owned);
     let response = client.get("/a/page.html");
     assert_eq!((response.text(), kind(&response).as_deref()), ("page", Some("application/json of /auth")));
-    // They are there after a redirect, too.
+    // The variables keep their values after a redirect.
     let response = client.get("/a/missing");
     assert_eq!((response.text(), kind(&response).as_deref()), ("fallback", Some("application/json of /auth")));
-    // The values are those of the answer: it had no arguments.
+    // The values are those of the auth subrequest, which had no arguments.
     let response = client.get("/c?user=me");
     assert_eq!((response.header("X-User"), kind(&response).as_deref()), (Some("<>"), Some("<>")), "{response:?}");
     server.stop();
@@ -610,21 +608,21 @@ fn copies_are_made_in_the_background(driver: Driver) {
     assert_answer(&client.get("/page.html?a=b"), 200, "page");
     let mut task = gate.task();
     assert_eq!(task.says(), "a=b");
-    // The connection goes on although the copy is under way, and its end changes nothing for the copy.
+    // The connection is usable while the copy is in flight, and closing it does not affect the copy.
     assert_answer(&client.get("/off/page.html"), 200, "page");
     let response = client.ask("HEAD /page.html HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!(response.status, 200);
     drop(client);
     drop((task, gate.task()));
     server.directory.wait_line("access.log", "\"HEAD /page.html HTTP/1.1\" 200");
-    // Only what the client asks for is copied.
+    // Only the client's request is copied, not its subrequests.
     assert_answer(&server.get("/copied.html"), 200, "page");
     server.directory.wait_line("copies.log", "/copy/two");
     assert_eq!(server.directory.read("copies.log"), "GET /copy/one a=b\nHEAD /copy/one -\nGET /copy/two -\n");
     server.stop();
 }
 
-/// Whoever takes the place: the client's request, or a part of it.
+/// The place is taken by the client's request, or by a subrequest.
 fn place_of_a_request_is_free_while_its_copy_runs(driver: Driver) {
     let locations = "location = /page.html { limit_conn one 1; mirror /slow; }
          location = /outer.html { ssi on; mirror /slow; }
@@ -704,8 +702,7 @@ fn a_stop_waits_for_what_runs_in_the_background(driver: Driver) {
     server.stop();
 }
 
-/// Whether the client is refused by its address, asked for a password, or let in there; then what the deciding location
-/// says.
+/// The combinations of `satisfy`, an address or password check, and the decision of `auth_request`.
 fn deciding_is_one_of_several_conditions(driver: Driver) {
     let mut locations = DECISIONS.to_owned();
     let cases = [
@@ -723,7 +720,7 @@ fn deciding_is_one_of_several_conditions(driver: Driver) {
         ("any", "deny all", "forbidden", 403),
         ("any", "auth_basic closed", "open", 200),
         ("any", "auth_basic closed", "challenge", 401),
-        // A password could still be shown.
+        // The client may still send a password.
         ("any", "auth_basic closed", "forbidden", 401),
     ];
     for (index, (satisfy, other, decision, _)) in cases.iter().enumerate() {
@@ -757,7 +754,7 @@ fn other_filters_see_what_they_see_in_nginx(driver: Driver) {
         .file("www/after.txt", "text <!--#echo var=\"uri\" -->")
         .start();
     let mut client = server.connect();
-    // What is included passed the filters of its own location, and none of the page's but those behind `postpone`.
+    // An included part passes the filters of its own location, and of the page's only those after `postpone`.
     let all = "TEXT text temarkedxt text /after.txt";
     assert_answer(&client.get("/page.html"), 200, all);
     let zipped = client.ask("GET /page.html HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n");
@@ -790,7 +787,7 @@ fn a_place_taken_in_a_subrequest_is_held_until_the_request_is_over(driver: Drive
         .start();
     let gate = Gate::new(&server);
     let mut client = ask(&server, "/page.html");
-    // The page goes on behind what it was told to wait for.
+    // The page continues after the subrequest that it has to wait for.
     let task = gate.task();
     assert_eq!(server.get("/counted.html").status, 503);
     drop(task);
@@ -811,7 +808,7 @@ fn what_is_known_of_the_client_is_known_in_subrequests(driver: Driver) {
         .start();
     let mut client = server.connect();
     let request = "GET /page.html HTTP/1.1\r\nHost: h\r\nX-Real-IP: 192.0.2.7\r\n\r\n";
-    // The request is judged once, whatever it includes.
+    // The client's request is limited once, not its subrequests.
     assert_answer(&client.ask(request), 200, "192.0.2.7,192.0.2.7 PASSED");
     assert_eq!(client.ask(request).status, 503);
     server.stop();

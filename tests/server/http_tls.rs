@@ -1,4 +1,4 @@
-//! `listen … ssl`: handshakes, who answers them, and requests over TLS.
+//! `listen … ssl`: handshakes, the choice of a server, and requests over TLS.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -52,7 +52,7 @@ with_each_driver!(
     what_comes_early_is_answered_at_once_unless_it_may_change_something,
 );
 
-/// A server with a certificate for example.com, and its authority.
+/// A certificate for example.com and its authority.
 struct World {
     authority: Authority,
     pair: Pair,
@@ -65,7 +65,7 @@ impl World {
         World { authority, pair }
     }
 
-    /// The http block's contents, beside the files of the certificate.
+    /// A server with `text` in the http block, and the files of the certificate.
     fn http(&self, driver: Driver, text: &str) -> Setup {
         Setup::http(driver, text).file("own.crt", &self.pair.certificate).file("own.key", &self.pair.key)
     }
@@ -152,7 +152,7 @@ fn the_name_of_the_handshake_chooses_the_server(driver: Driver) {
         ("other.net", &other, "other"),
         ("a.wild.net", &wild, "wild"),
         ("r7.net", &by_regex, "regex"),
-        // A name that nobody has, and an address, which is no name.
+        // A name that no server has.
         ("x.example.com", &world.pair, "own"),
     ];
     for tls in [world.tls(), Tls::tls12(&world.authority)] {
@@ -163,11 +163,11 @@ fn the_name_of_the_handshake_chooses_the_server(driver: Driver) {
             let mut client = Client::above(session);
             let text = client.ask(format!("GET / HTTP/1.1\r\nHost: {name}\r\n\r\n"));
             assert_eq!(text.text(), format!("{answer} {name}"));
-            // Another host of the same connection is answered, too.
+            // Requests for another host are answered on the same connection.
             let text = client.ask("GET / HTTP/1.1\r\nHost: other.net\r\nConnection: close\r\n\r\n");
             assert_eq!(text.text(), "other other.net");
-            // As in nginx, a request without a host is the default server's, and one that ends within its head the
-            // handshake's.
+            // As in nginx, a request without a host goes to the default server, and a request that ends within its head
+            // to the server of the handshake.
             let mut client = tls.client(&socket(&server), name);
             client.send("GET / HTTP/1.0\r\n\r\n");
             assert_eq!(client.response().text(), "own example.com", "{name}");
@@ -197,7 +197,7 @@ fn a_client_comes_back_to_its_session_also_after_a_reload(driver: Driver) {
     let kinds = [
         "",
         "ssl_session_tickets off; ssl_session_cache shared:s:1m;",
-        // The last one counts.
+        // The last directive applies.
         "ssl_session_tickets off; ssl_session_cache builtin:1; ssl_session_cache shared:t:1m;",
     ];
     for more in kinds {
@@ -207,7 +207,7 @@ fn a_client_comes_back_to_its_session_also_after_a_reload(driver: Driver) {
             assert_eq!(tls.client(&socket(&server), "example.com").get("/").text(), "r", "{more}");
             server.reload_http(driver, &text(more));
             assert_eq!(tls.client(&socket(&server), "example.com").get("/").text(), "r", "{more}");
-            // Another rule for certificates of clients ends all sessions.
+            // A change of client certificate verification ends all sessions.
             server.reload_http(driver, &text(&format!("{more} ssl_verify_client optional_no_ca;")));
             assert_eq!(tls.client(&socket(&server), "example.com").get("/").text(), ".", "{more}");
             server.reload_http(driver, &text(more));
@@ -243,10 +243,10 @@ fn a_client_comes_back_to_its_session_after_a_death_and_an_upgrade(driver: Drive
         let worker = server.worker();
         rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
         assert!(support::wait_ended(worker));
-        // The socket is the master's, so the next process finds them waiting.
+        // The master holds the socket, so connections wait in its queue for the next process.
         assert_eq!(ask(&server), ["r", "r"], "{server}");
     }
-    // A reload that needs another process.
+    // This reload needs another process.
     server.reload(&support::http_configuration(driver, &text).replace("events {", "worker_priority 1; events {"));
     assert_eq!(ask(&server), ["r", "r"], "{server}");
     let old = server.pid();
@@ -258,7 +258,7 @@ fn a_client_comes_back_to_its_session_after_a_death_and_an_upgrade(driver: Drive
     assert!(server.wait_exited().success(), "{server}");
     assert_eq!(ask(&server), ["r", "r"], "{server}");
     assert!(!server.log().contains("cannot be used"), "{server}");
-    // What the secrets came in is closed, and nobody that was started since has it.
+    // The file with the secrets is closed, and no process started later has inherited it.
     for process in support::in_directory(server.directory.path()) {
         let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).expect("it runs").flatten();
         let mut names = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
@@ -283,7 +283,7 @@ fn a_reload_brings_another_certificate(driver: Driver) {
     assert_eq!(before.get("/").text(), "ok");
     let new = world.authority.ecdsa(&["example.com"]);
     server.directory.write("own.crt", &new.certificate);
-    // The key of another certificate: the old one stays.
+    // The key belongs to another certificate: the old certificate stays.
     server.reload_http(driver, &text);
     assert!(server.log().contains("key values mismatch"), "{server}");
     let session = tls.connect(&socket(&server), "example.com").unwrap();
@@ -293,11 +293,11 @@ fn a_reload_brings_another_certificate(driver: Driver) {
     let session = world.tls().connect(&socket(&server), "example.com").unwrap();
     assert!(is_for(&session.stream.conn.peer_certificates().unwrap()[0], &new));
     assert_eq!(before.get("/").text(), "ok");
-    // An address that speaks TLS no more.
+    // The address no longer uses TLS.
     server.reload_http(driver, "server { listen %UNIX%; return 200 plain; }");
     assert_eq!(server.get("/").text(), "plain");
     before.assert_closed();
-    // The log has told of the wrong key.
+    // `end`, not `stop`: the log has an error about the wrong key.
     server.end(Signal::TERM);
 }
 
@@ -308,14 +308,14 @@ fn plain_http_is_answered_with_400_and_garbage_with_an_alert(driver: Driver) {
     assert_eq!(answer.status, 400);
     assert!(answer.text().contains("The plain HTTP request was sent to HTTPS port"));
     server.wait_logged("client sent plain HTTP request to HTTPS port, client: unix:");
-    // A record of a wrong type, a version that nobody has, lengths that lie, a message that is no first one.
+    // A record of a wrong type, an unknown version, wrong lengths, a message that cannot be the first.
     for garbage in [
         &b"\x16\x03\x01\x00\x05\x02\x00\x00\x01\x00"[..],
         b"\x16\x02\x01\x00\x05\x01\x00\x00\x01\x00",
         b"\x16\x03\x01\xff\xff\x01\x00\x00\x01\x00",
         b"\x16\x03\x01\x00\x00",
         b"\x80\x2e\x01\x00\x02\x00\x15\x00\x00\x00\x10",
-        // A first message that would be longer than any.
+        // A first message that would be too long.
         b"\x16\x03\x01\x00\x04\x01\x01\x00\x00",
     ] {
         let mut client = server.connect();
@@ -324,12 +324,12 @@ fn plain_http_is_answered_with_400_and_garbage_with_an_alert(driver: Driver) {
         assert!(rest.is_empty() || rest.starts_with(&[21, 3]) && rest.len() == 7, "{garbage:?}: {rest:?}");
     }
     server.wait_logged("SSL_do_handshake() failed");
-    // A client that leaves in the middle.
+    // The client closes in the middle of a record.
     let mut client = server.connect();
     client.send(b"\x16\x03\x01");
     client.finish_sending();
     client.assert_closed();
-    // After the handshake: a record that is none.
+    // After the handshake: a malformed record.
     let mut session = world.tls().connect(&socket(&server), "example.com").unwrap();
     session.stream.sock.write_all(&[23, 3, 3, 0, 20]).unwrap();
     session.stream.sock.write_all(&[7; 20]).unwrap();
@@ -355,7 +355,7 @@ fn servers_are_told_of_the_clients_session_by_the_proxy_protocol(driver: Driver)
     let socket = std::net::TcpStream::connect(server.directory.address(1)).unwrap();
     let own = socket.local_addr().unwrap().ip();
     let mut client = Client::above(rustls::StreamOwned::new(session, socket));
-    // No certificate was shown, so none is good.
+    // No certificate was sent, so none is verified.
     assert_eq!(client.get("/").text(), format!("{own} example.com http/1.1 TLSv1.3 1"));
     server.stop();
 }
@@ -415,7 +415,7 @@ fn large_answers_and_large_requests_are_whole(driver: Driver) {
         }
         let request = "GET /large HTTP/1.1\r\nHost: h\r\nRange: bytes=100000-299999\r\n\r\n";
         assert!(client.ask(request).body == large[100_000..300_000]);
-        // A body that nobody reads, in front of another request.
+        // An unread body before the next request.
         let mut request = format!("POST /large HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", large.len());
         request.push_str(&"x".repeat(large.len()));
         assert_eq!(client.ask(request).status, 405);
@@ -424,7 +424,7 @@ fn large_answers_and_large_requests_are_whole(driver: Driver) {
     server.stop();
 }
 
-/// A socket that keeps what it has received.
+/// A socket that records the bytes it receives.
 struct Tapped {
     socket: UnixStream,
     received: Vec<u8>,
@@ -448,10 +448,10 @@ impl Write for Tapped {
     }
 }
 
-/// The lengths of what is in records of data (RFC 5246, section 6.2.1; RFC 5288, section 3).
+/// Plaintext lengths of the records with data (RFC 5246, section 6.2.1; RFC 5288, section 3).
 fn contents_of_records(mut bytes: &[u8]) -> Vec<usize> {
     const DATA: u8 = 23;
-    /// A nonce and a tag.
+    /// Nonce and tag.
     const OVERHEAD: usize = 8 + 16;
     let mut lengths = Vec::new();
     while let [kind, _, _, high, low, rest @ ..] = bytes {
@@ -465,7 +465,7 @@ fn contents_of_records(mut bytes: &[u8]) -> Vec<usize> {
 }
 
 fn records_are_small_first_and_then_as_large_as_the_configuration_says(driver: Driver) {
-    /// What fits into three packets, and what is sent by that.
+    /// Plaintext that fits into three packets, and the number of bytes sent in such records.
     const SMALL: usize = 4096 - 64;
     const SMALL_UNTIL: usize = 16 * 1024;
     let world = World::new();
@@ -485,7 +485,7 @@ fn records_are_small_first_and_then_as_large_as_the_configuration_says(driver: D
             sent += length;
         }
         assert!(sent > 600_000);
-        // Pieces of a file need not end where a record is full.
+        // A piece of a file need not end at the end of a record.
         let full = lengths.iter().filter(|length| **length == largest).count();
         assert!(full * largest > 300_000, "{lengths:?}");
         server.stop();
@@ -504,7 +504,7 @@ fn pipelined_requests_and_closed_connections_end_in_order(driver: Driver) {
         }
         client.send("GET /s HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
         assert_eq!(client.response().text(), "/s");
-        // The end of the session is told, or the client's library would fail.
+        // The server sends a close_notify, or rustls would return an error.
         client.assert_closed();
         let mut session = tls.connect(&socket(&server), "example.com").unwrap();
         session.stream.conn.send_close_notify();
@@ -527,7 +527,7 @@ fn a_handshake_that_is_refused_says_so(driver: Driver) {
     assert!(refusal(Tls::tls12(&world.authority), "example.com").contains("ProtocolVersion"));
     let mut client = world.tls().client(&socket(&server), "example.com");
     assert_eq!(client.ask("GET / HTTP/1.1\r\nHost: example.com\r\n\r\n").text(), "ok");
-    // Another name is another server's, whoever has the handshake.
+    // A request for another name goes to that name's server, not to the handshake's.
     assert_eq!(client.get("/").status, 404);
     server.wait_logged("callback failed) while SSL handshaking, client: unix:");
     server.wait_logged("unsupported protocol) while SSL handshaking");
@@ -540,7 +540,7 @@ fn a_client_that_speaks_nothing_newer_than_tls_1_1_is_told_so(driver: Driver) {
     for (version, low) in [(0x0300, 0), (0x0301, 1), (0x0302, 2)] {
         let mut client = server.connect();
         client.send(old_hello(version));
-        // A fatal alert `protocol_version`, in the version that the client speaks.
+        // A fatal alert `protocol_version`, in the version that the client uses.
         assert_eq!(client.read_to_end(), [21, 3, low, 0, 2, 2, 70]);
     }
     let words =
@@ -564,7 +564,7 @@ fn certificates_of_clients_are_judged(driver: Driver) {
         server("on", "ssl_verify_client on;"),
         server("optional", "ssl_verify_client optional;"),
         server("any", "ssl_verify_client optional_no_ca;"),
-        // Without a certificate of its own: the default server's is shown, and its rules hold.
+        // Without a certificate of its own: the default server's certificate and rules apply.
         server("bare", "ssl_verify_client on;").replace(OWN, ""),
     ]
     .concat();
@@ -573,7 +573,7 @@ fn certificates_of_clients_are_judged(driver: Driver) {
     for versions in versions {
         let expect = |own: Option<&Pair>, name: &str, host: &str, status: u16, text: &str| {
             let tls = Tls::with(&world.authority, versions, own);
-            // The second time the session goes on.
+            // The second connection resumes the session.
             for _ in 0..2 {
                 let mut client = tls.client(&socket(&server), &format!("{name}.example.com"));
                 let answer = client.ask(format!("GET / HTTP/1.1\r\nHost: {host}.example.com\r\n\r\n"));
@@ -589,19 +589,19 @@ fn certificates_of_clients_are_judged(driver: Driver) {
         expect(Some(&good), "optional", "optional", 200, "SUCCESS");
         expect(Some(&bad), "optional", "optional", 400, "The SSL certificate error");
         expect(Some(&bad), "any", "any", 200, "FAILED:");
-        // Nobody gets around the rules by another name.
+        // The rules cannot be bypassed with another name.
         expect(None, "off", "on", 421, "");
         expect(Some(&good), "any", "on", 421, "");
         expect(None, "bare", "bare", 400, "No required SSL certificate was sent");
         expect(Some(&good), "bare", "bare", 400, "No required SSL certificate was sent");
         expect(None, "on", "off", 200, "NONE");
-        // A name that nobody has is the default server's.
+        // An unknown name goes to the default server.
         expect(None, "optional", "unknown", 200, "NONE");
     }
     server.stop();
 }
 
-/// What a configuration trusts is no authority for that alone.
+/// A certificate does not become an authority just because `ssl_client_certificate` lists it.
 fn authorities_of_clients_are_judged_too(driver: Driver) {
     let world = World::new();
     let authorities = [
@@ -637,7 +637,7 @@ fn an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_cer
     for (trusted, verdict) in [
         ([&expired, &future, &clients.pem].map(String::as_str).concat(), "SUCCESS"),
         ([&clients.pem, &expired].map(String::as_str).concat(), "SUCCESS"),
-        // As with OpenSSL: the one that ends last is looked at.
+        // As with OpenSSL, the certificate that expires last is checked.
         ([&expired, &future].map(String::as_str).concat(), "FAILED:certificate is not yet valid"),
     ] {
         let server = world.http(driver, &text).file("ca.crt", trusted).start();
@@ -656,7 +656,7 @@ fn a_slow_client_gets_all_of_a_file(driver: Driver) {
     let mut session = world.tls().connect(&socket(&server), "example.com").unwrap();
     assert_eq!(session.stream.conn.protocol_version(), Some(ProtocolVersion::TLSv1_3));
     session.write_all(b"GET /large HTTP/1.0\r\n\r\n").unwrap();
-    // The server is done with everything else meanwhile.
+    // The server completes other requests meanwhile.
     for _ in 0..20 {
         assert!(world.tls().client(&socket(&server), "example.com").get("/large").body == large);
         let mut some = vec![0; 100_000];
@@ -839,7 +839,7 @@ fn certificates_may_have_names_with_variables(driver: Driver) {
         let session = tls.connect(&socket(&server), "inline.net").unwrap();
         assert!(is_for(&session.stream.conn.peer_certificates().unwrap()[0], &inline));
         assert_eq!(client("example.com").get("/").status, 200);
-        // Its session goes on with the same certificate, not with another one.
+        // A session is resumed with the same certificate, not with another.
         assert_eq!(client("other.net").get("/").text(), "other.net r");
     }
     for (name, why) in [
@@ -851,7 +851,7 @@ fn certificates_may_have_names_with_variables(driver: Driver) {
         let path = server.directory.path().display().to_string();
         server.wait_logged(&why.replace("%DIR%", &path));
     }
-    // A name that another handshake has had is not the one of a reload's.
+    // Certificates loaded for earlier handshakes are not used after a reload.
     server.reload_http(driver, &format!("server {{ listen %UNIX% ssl; {OWN} return 200 now; }}"));
     assert_eq!(world.tls().client(&socket(&server), "example.com").get("/").text(), "now");
     server.end(Signal::TERM);
@@ -952,7 +952,7 @@ fn what_a_client_offers_is_in_variables(driver: Driver) {
     assert!(curves.split(':').any(|curve| curve == "X25519"), "{answer}");
     assert!(schemes.split(':').any(|scheme| scheme == "ecdsa_secp256r1_sha256"), "{answer}");
     assert!(ja4.starts_with("t12d") && ja4.len() == 36 && &ja4[8..11] == "h1_", "{answer}");
-    // Other names, other fingerprints; the order of what is offered does not matter, nor does the name itself.
+    // The fingerprint depends on the offered values and versions, not on their order or the server name.
     let other = Tls::tls12(&world.authority).alpn(&["http/1.1"]).client(&socket(&server), "a.example.com").get("/");
     assert_eq!(other.text().rsplit(' ').next(), Some(ja4));
     let newer = world.tls().client(&socket(&server), "example.com").get("/");
@@ -960,13 +960,13 @@ fn what_a_client_offers_is_in_variables(driver: Driver) {
     server.stop();
 }
 
-/// A certificate with its chain, its key, and what a responder says of it for ever; and the same as a client's.
+/// A certificate with its chain, its key, and an OCSP response that never expires; also used as a client's certificate.
 const OCSP_CHAIN: &str = include_str!("../../crates/engine/tests/ocsp/good.chain.crt");
 const OCSP_KEY: &str = include_str!("../../crates/engine/tests/ocsp/good.key");
 const OCSP_RESPONSE: &[u8] = include_bytes!("../../crates/engine/tests/ocsp/good.forever.response.der");
 const OCSP_REQUEST: &[u8] = include_bytes!("../../crates/engine/tests/ocsp/good.request.der");
 
-/// What is stapled to the certificate that a new client gets.
+/// The OCSP response stapled to the certificate that a new client receives.
 fn stapled(world: &World, server: &Server) -> Vec<u8> {
     let verifier = Arc::new(AnyCertificate::default());
     world
@@ -977,7 +977,7 @@ fn stapled(world: &World, server: &Server) -> Vec<u8> {
     verifier.stapled()
 }
 
-/// The next request of OCSP that a responder gets, answered.
+/// Answers the next OCSP request that the responder receives.
 fn answer_ocsp(responder: &Backend, status: &str, kind: &str, body: &[u8]) {
     let mut asked = responder.accept();
     let request = asked.request();
@@ -1008,7 +1008,7 @@ fn clients_are_told_what_a_responder_says(driver: Driver) {
     let server = setup("ssl_stapling_file %DIR%/response.der;").start();
     assert_eq!(stapled(&world, &server), OCSP_RESPONSE);
     server.stop();
-    // One that names no responder.
+    // A certificate that names no responder.
     let server = setup("").start();
     assert!(server.stderr().contains("\"ssl_stapling\" ignored, no OCSP responder URL in the certificate \""));
     assert!(stapled(&world, &server).is_empty());
@@ -1016,11 +1016,11 @@ fn clients_are_told_what_a_responder_says(driver: Driver) {
     let responder = Backend::tcp();
     let text = format!("ssl_stapling_responder http://{}/ocsp; ssl_stapling_verify on;", responder.address());
     let mut server = setup(&text).start();
-    // Nobody waits for it.
+    // The handshake does not wait for the responder.
     assert!(stapled(&world, &server).is_empty());
     answer_ocsp(&responder, "200 OK", "application/ocsp-response", OCSP_RESPONSE);
     while stapled(&world, &server) != OCSP_RESPONSE {}
-    // A reload has it at once, and asks nobody.
+    // After a reload the response is there at once, without a request.
     let reloaded = format!("server {{ listen %UNIX% ssl; {OWN} ssl_stapling on; {text} return 200 ok; }}");
     server.reload_http(driver, &reloaded);
     assert_eq!(stapled(&world, &server), OCSP_RESPONSE);
@@ -1053,7 +1053,7 @@ fn clients_are_asked_about_at_a_responder(driver: Driver) {
     let own = Pair { certificate: OCSP_CHAIN.to_owned(), key: OCSP_KEY.to_owned() };
     let server = world.http(driver, &text).file("issuer.crt", issuer).start();
     let tls = Tls::with(&world.authority, &[&rustls::version::TLS13], Some(&own));
-    // A responder that fails leaves it open whether the certificate is good; nothing of that is kept.
+    // If the responder fails, the certificate's status is unknown; the failure is not cached.
     let mut client = tls.client(&socket(&server), "example.com");
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
     answer_ocsp(&responder, "500 No", "text/plain", b"");
@@ -1085,12 +1085,12 @@ fn what_comes_early_is_answered_at_once_unless_it_may_change_something(driver: D
     };
     let mut client = early("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(client.response().text(), "early=1 r TLSv1.3");
-    // The handshake is over now.
+    // The handshake is complete now.
     assert_eq!(client.get("/").text(), "early= r TLSv1.3");
     let mut client = early("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n");
     assert_eq!(client.response().status, 425);
     server.wait_logged("client sent a request with an unsafe method as early data");
-    // A request that is longer than what may come early, in two parts.
+    // A request that does not fit into the early data, in two parts.
     let mut session = tls.session("example.com");
     session.early_data().unwrap().write_all(b"GET / HTTP/1.1\r\nHost:").unwrap();
     let mut stream =
@@ -1099,7 +1099,7 @@ fn what_comes_early_is_answered_at_once_unless_it_may_change_something(driver: D
     stream.write_all(b" a\r\n\r\n").unwrap();
     assert_eq!(Client::above(Session { stream }).response().text(), "early= r TLSv1.3");
     server.stop();
-    // Nobody is asked for early data who may have to show a certificate, nor where it is off.
+    // Early data is not offered if it is off, or if a client certificate may be required.
     let server = world.server(driver, "return 200 ok;");
     let tls = world.tls().with_early_data();
     assert_eq!(tls.client(&socket(&server), "example.com").get("/").text(), "ok");
@@ -1118,7 +1118,7 @@ fn long_keys_sign_beside_the_event_loop(driver: Driver) {
         assert!(client.get("/").text().ends_with(" ."));
         assert!(tls.client(&socket(&server), "example.com").get("/").text().ends_with(" r"));
     }
-    // A message that is none, and a client that leaves while its session is elsewhere.
+    // A malformed message, and a client that disconnects while its session is on another thread.
     let mut client = server.connect();
     client.send(b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00");
     assert!(client.read_to_end().starts_with(&[21, 3]));
@@ -1131,7 +1131,7 @@ fn long_keys_sign_beside_the_event_loop(driver: Driver) {
     server.stop();
 }
 
-/// Counts what it has decompressed.
+/// Counts decompressions.
 #[derive(Debug)]
 struct Zlib(AtomicUsize);
 
@@ -1160,7 +1160,7 @@ fn certificates_are_sent_compressed_to_clients_that_can_have_it(driver: Driver) 
         let get = "GET / HTTP/1.1\r\nHost: example.com\r\n\r\n";
         assert_eq!(tls.client(&socket(&server), "example.com").ask(get).text(), "fine");
         assert_eq!(zlib.0.load(Ordering::SeqCst), times, "{setting} {versions:?}");
-        // Others get it as it is.
+        // Other clients receive it uncompressed.
         assert_eq!(world.tls().client(&socket(&server), "example.com").ask(get).text(), "fine");
         server.stop();
     }

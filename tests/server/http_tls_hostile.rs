@@ -1,4 +1,4 @@
-//! Handshakes as nobody who means well makes them: none of them costs others anything, and all of them end.
+//! Hostile TLS handshakes: none of them affects other clients, and all of them end.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -23,10 +23,10 @@ with_each_driver!(
     ten_thousand_handshakes_that_stop_half_way_cost_little,
 );
 
-/// How many clients stop half-way at the same time.
+/// Number of clients that stop half-way at the same time.
 const HALF_OPEN: usize = 1000;
 
-/// What one of them may cost at most, in bytes: its session, and what has come.
+/// Maximum memory for each of them, in bytes: its session and the received bytes.
 const HALF_OPEN_BYTES_MAX: u64 = 64 * 1024;
 
 fn socket(server: &Server) -> PathBuf {
@@ -48,7 +48,7 @@ fn setup(driver: Driver, authority: &Authority, text: &str) -> Setup {
     Setup::http(driver, &text).file("own.pem", pair.certificate + &pair.key)
 }
 
-/// A client that means well is answered.
+/// Checks that a well-behaved client is served.
 #[track_caller]
 fn assert_serves(server: &Server, tls: &Tls) {
     let answer = tls.client(&socket(server), "a.example").ask("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n");
@@ -62,14 +62,14 @@ fn connect(server: &Server) -> UnixStream {
     stream
 }
 
-/// The first message of a client.
+/// The ClientHello.
 fn hello(tls: &Tls) -> Vec<u8> {
     let mut bytes = Vec::new();
     tls.session("a.example").write_tls(&mut bytes).expect("memory");
     bytes
 }
 
-/// Sends all of it, says that nothing more comes, and reads until the server has closed the connection.
+/// Sends all pieces, closes the sending side, and reads until the server has closed the connection.
 #[track_caller]
 fn say(server: &Server, pieces: &[&[u8]]) -> Vec<u8> {
     let mut stream = connect(server);
@@ -81,7 +81,7 @@ fn say(server: &Server, pieces: &[&[u8]]) -> Vec<u8> {
     }
     let _ = stream.shutdown(Shutdown::Write);
     match stream.read_to_end(&mut answer) {
-        // Something was not read before it was closed.
+        // The server closed the connection with unread bytes.
         Err(error) if error.kind() != std::io::ErrorKind::ConnectionReset => panic!("{error}\n{server}"),
         _ => answer,
     }
@@ -104,7 +104,7 @@ fn every_alert_ends_a_handshake(driver: Driver) {
                 say(&server, &[&hello, &alert]);
             }
         }
-        // As the first thing, and without a meaning.
+        // As the first record, and malformed.
         say(&server, &[&record(21, &[2, 40])]);
         say(&server, &[&hello, &record(21, &[2])]);
         say(&server, &[&hello, &record(21, &[1; 100])]);
@@ -152,7 +152,7 @@ fn records_that_cannot_be_end_a_handshake(driver: Driver) {
         assert!(!answer.windows(4).any(|part| part == b"fine"), "{what}");
         assert_serves(&server, &tls);
     }
-    // A byte in each record is odd, and no error: there is an answer beyond an alert.
+    // One byte in each record is unusual but valid: the server responds with a handshake message or an alert.
     let answer = say(&server, &[&in_pieces]);
     assert!(answer.first() == Some(&22) || answer.first() == Some(&21), "{answer:?}");
     server.stop();
@@ -163,7 +163,7 @@ fn a_first_message_that_is_cut_off_or_changed_comes_to_nothing(driver: Driver) {
     let server = setup(driver, &authority, "").start();
     for versions in [&[&TLS13], &[&TLS12]] {
         let tls = Tls::with(&authority, versions, None);
-        // It has a ticket: that is a part of what is changed.
+        // The client now has a ticket, so that the changes include it.
         assert_serves(&server, &tls);
         let whole = hello(&tls);
         for length in (0..whole.len()).step_by(13) {
@@ -177,7 +177,7 @@ fn a_first_message_that_is_cut_off_or_changed_comes_to_nothing(driver: Driver) {
             bytes[place] ^= 1 << (place % 8);
             let mut stream = connect(&server);
             stream.write_all(&bytes).expect("it listens");
-            // Both sides have seen another handshake.
+            // The two sides have seen different handshakes.
             let shaken = session.complete_io(&mut stream);
             let is_over = shaken.is_err() || session.is_handshaking();
             assert!(is_over, "{versions:?} {place} of {}", bytes.len());
@@ -209,7 +209,7 @@ fn tickets_of_another_server_are_not_taken(driver: Driver) {
     }
 }
 
-/// Connections that have sent a half, all of the first message, or all but one byte.
+/// Connections that have sent half, all, or all but one byte of the ClientHello.
 fn half_open(server: &Server, tls: &Tls, count: usize) -> Vec<UnixStream> {
     let hello = hello(tls);
     let lengths = [hello.len() / 2, hello.len(), hello.len() - 1];
@@ -234,7 +234,7 @@ fn many_handshakes_that_stop_half_way_end_and_cost_little(driver: Driver) {
     let grown = anonymous_memory(server.worker()).saturating_sub(before);
     assert!(grown < HALF_OPEN as u64 * HALF_OPEN_BYTES_MAX, "{grown} bytes");
     for mut stream in streams {
-        // What the server has said so far, and then the end.
+        // The server's messages so far, then the end of the stream.
         let ended = stream.read_to_end(&mut Vec::new());
         assert!(ended.is_ok_and(|_| true), "{server}");
     }
@@ -244,7 +244,7 @@ fn many_handshakes_that_stop_half_way_end_and_cost_little(driver: Driver) {
 
 fn ten_thousand_handshakes_that_stop_half_way_cost_little(driver: Driver) {
     let _turn = turn_of_crowds();
-    // Other tests have some, too.
+    // Other tests need descriptors, too.
     let count = descriptor_limit().saturating_sub(4096).min(10_000);
     if count < 10_000 {
         skip("a part: a process can have too few descriptors here for 10,000 handshakes");
@@ -256,7 +256,7 @@ fn ten_thousand_handshakes_that_stop_half_way_cost_little(driver: Driver) {
     assert_serves(&server, &tls);
     let before = anonymous_memory(server.worker());
     let mut streams = half_open(&server, &tls, count);
-    // Those that have sent all of it are answered: so many sessions there are.
+    // Every third client has sent the whole ClientHello and gets a response, so its session exists.
     for stream in streams.iter_mut().skip(1).step_by(3) {
         stream.read_exact(&mut [0; 5]).expect("the head of a record");
     }

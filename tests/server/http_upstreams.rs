@@ -1,5 +1,5 @@
-//! Groups of servers (`upstream`) over real sockets: what is known of their peers over reloads, names that are resolved
-//! at run time, files with servers. The order of choices is tested in the engine, against nginx's.
+//! Upstream groups over real sockets: state of the servers across reloads, names resolved at run time, state files. The
+//! order of choices is tested in the engine, against nginx's.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -22,13 +22,13 @@ with_each_driver!(
     a_learned_session_stays_with_its_server_over_a_reload,
 );
 
-/// Two servers that tell who they are and how many requests their connection has carried.
+/// Two servers that respond with their name and the number of requests on the connection.
 const SERVERS: &str = "
 server { listen unix:%DIR%/one; location / { return 200 \"one $connection_requests\"; } }
 server { listen unix:%DIR%/two; location / { return 200 \"two $connection_requests\"; } }
 ";
 
-/// A server that passes everything on to a group, with `text` around it.
+/// A server that proxies every request to the group `app`, and `text` in front of it.
 fn proxy(text: &str) -> String {
     format!(
         "{SERVERS}{text}
@@ -36,12 +36,12 @@ fn proxy(text: &str) -> String {
     )
 }
 
-/// With one worker, so that requests are chosen for in one order.
+/// With one worker, so that servers are chosen in one order.
 fn one_worker(driver: Driver, text: &str) -> String {
     http_configuration(driver, text).replace("worker_processes 2", "worker_processes 1")
 }
 
-/// Who has answered.
+/// Name of the server that responds.
 fn asked(server: &Server) -> String {
     server.get("/").text().split(' ').next().expect("a word").to_owned()
 }
@@ -69,7 +69,7 @@ fn a_peer_that_has_failed_is_left_out_also_after_a_reload(driver: Driver) {
     assert_eq!([(); 3].map(|()| tried(&server)), ["dead, two", "two", "two"]);
     server.reload(&group("app"));
     assert_eq!([(); 3].map(|()| tried(&server)), ["two", "two", "two"]);
-    // Another group knows nothing of that.
+    // Another group does not share the state.
     server.reload(&group("other"));
     assert_eq!(tried(&server), "dead, two");
     server.stop();
@@ -88,7 +88,7 @@ fn idle_connections_are_used_again_after_a_reload(driver: Driver) {
     server.stop();
 }
 
-/// A name server that knows one address of every name, for an hour.
+/// A name server with one address for every name and a TTL of one hour.
 struct NameServer {
     address: SocketAddr,
     thread: Option<JoinHandle<()>>,
@@ -100,11 +100,11 @@ impl NameServer {
         let address = socket.local_addr().expect("an address");
         let thread = std::thread::spawn(move || {
             let mut query = [0; 512];
-            // An empty datagram ends it.
+            // An empty datagram ends the thread.
             while let Ok((length @ 1.., from)) = socket.recv_from(&mut query) {
                 let mut answer = query[..length].to_vec();
                 (answer[2], answer[3], answer[7]) = (0x81, 0x80, 1);
-                // The name of the question, type and class, an hour, an address. (RFC 1035 §4)
+                // Name of the question, type and class, a TTL of one hour, an address (RFC 1035 §4).
                 answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 14, 16, 0, 4]);
                 answer.extend(ip.octets());
                 socket.send_to(&answer, from).expect("loopback takes it");
@@ -141,7 +141,7 @@ fn addresses_of_a_name_are_there_at_once_after_a_reload(driver: Driver) {
         assert!(Instant::now() < end, "{server}");
         std::thread::yield_now();
     }
-    // Another resolver, which nobody answers any more.
+    // Another resolver, whose name server is gone.
     let other = text("valid=1h");
     drop(names);
     server.reload(&other);
@@ -160,7 +160,7 @@ fn a_state_file_has_the_servers_and_need_not_be_there(driver: Driver) {
     server.stop();
 }
 
-/// The next request that is passed on, to be answered.
+/// Accepts the next proxied request, to be answered.
 fn accept(listener: &UnixListener) -> UnixStream {
     let timeout = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
     rustix::event::poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&timeout)).expect("a descriptor");
@@ -189,7 +189,7 @@ fn requests_wait_in_the_queue_until_a_server_is_free(driver: Driver) {
     let server = Setup::configuration(&one_worker(driver, &proxy)).start();
     let path = server.directory.path().join("slow");
     let slow = UnixListener::bind(&path).expect("ours");
-    // The workers may be another user's.
+    // The workers may run as another user.
     rustix::fs::chmod(&path, 0o777.into()).expect("ours");
     let clients = ["first", "second", "third"].map(|name| {
         let mut client = server.connect();
@@ -238,7 +238,7 @@ fn a_learned_session_stays_with_its_server_over_a_reload(driver: Driver) {
         let request = format!("GET / HTTP/1.1\r\nHost: x\r\nCookie: id={id}\r\nConnection: close\r\n\r\n");
         server.connect().ask(request).text().split(' ').next().expect("a word").to_owned()
     };
-    // One that alters the group, and one that does not.
+    // The first reload changes the group, the second does not.
     for more in ["keepalive 1;", "keepalive 1;"] {
         server.reload(&group(more));
         assert_eq!(
@@ -246,7 +246,7 @@ fn a_learned_session_stays_with_its_server_over_a_reload(driver: Driver) {
             ["two", "two", "two", "one", "one", "one"]
         );
     }
-    // Another zone knows nothing of them.
+    // Another zone does not share the sessions.
     server.reload(&group("").replace("sessions", "others"));
     assert_eq!(["2", "2"].map(|id| ask(&server, id)).iter().filter(|name| *name == "one").count(), 1);
     server.stop();

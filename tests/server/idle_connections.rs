@@ -1,9 +1,8 @@
-//! 20,000 idle connections are served, kept, and leave nothing behind.
-//!
-//! All workers of a server are one process, which has a descriptor for each connection. Where the limit does not let
-//! one process have so many (20,000 descriptors are not enough for 20,000 connections, and only the privilege to raise
-//! limits helps), a second server gets the rest, at the same time; the output says so. Clients are in processes of
-//! their own for the same reason, one for each server.
+//! 20,000 idle connections are served, kept, and leak nothing.  All workers of a server are one process, which has a
+//! descriptor for each connection. If the limit of descriptors is too low for all of them in one process (20,000
+//! descriptors are not enough for 20,000 connections, and raising limits needs a privilege), a second server takes the
+//! rest at the same time; the output says so. For the same reason the clients are in processes of their own, one for
+//! each server.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -19,21 +18,21 @@ use crate::support::{
 with_each_driver!(twenty_thousand_idle_connections_leave_nothing_behind);
 
 const COUNT: usize = 20_000;
-/// With fewer at a server, what each keeps anyway would hide what they leave behind.
+/// Minimum for each server: with fewer, memory that a worker keeps anyway would hide a leak.
 const COUNT_OF_ONE_MIN: usize = 5_000;
-/// Opened and closed before anything is measured.
+/// Connections opened and closed before anything is measured.
 const WARM_UP_COUNT: usize = 500;
-/// Descriptors that a process has for other things.
+/// Descriptors that a process needs besides.
 const DESCRIPTORS_BESIDE: usize = 300;
-/// How much of what the connections cost may stay, in pages that the allocator has used in part.
+/// Maximum share of the connections' memory that may stay, in partly used pages of the allocator.
 const KEPT_SHARE_MAX: f64 = 0.2;
-/// What each worker process may keep besides, in bytes, however many they were: queues that have been long once,
+/// Memory in bytes that each worker process may keep besides, for any number of connections: queues that have grown,
 /// buffers.
 const KEPT_BY_EACH_MAX: u64 = 1024 * 1024;
-/// How much of it as many connections once more may add: what is left behind by each would show here.
+/// Maximum share that as many further connections may add: a leak for each connection would show here.
 const ADDED_SHARE_MAX: f64 = 0.1;
 
-/// A server, its worker process, and how many descriptors that has without connections.
+/// A server, its worker process, and the number of its descriptors without connections.
 struct Host {
     server: Server,
     worker: Pid,
@@ -48,7 +47,7 @@ impl Host {
             .replace("worker_connections 128", &format!("worker_connections {}", count.max(WARM_UP_COUNT) + 100))
             .start();
         let worker = server.worker();
-        // What is set up once is there before.
+        // Structures that are allocated once exist before the measurement.
         drop(open_and_ask(&server.directory.path().join(SOCKET), WARM_UP_COUNT));
         let mut host = Host { server, worker, descriptors: 50 };
         host.wait_closed();
@@ -61,7 +60,7 @@ impl Host {
     fn wait_closed(&self) {
         let begin = Instant::now();
         let mut other = self.server.connect();
-        // Beside the one that it answers meanwhile.
+        // One more for the connection of these requests.
         while support::descriptors_of(self.worker) > self.descriptors + 1 {
             let count = support::descriptors_of(self.worker);
             assert!(begin.elapsed() < DEADLINE, "{count} descriptors\n{}", self.server);
@@ -100,7 +99,7 @@ fn twenty_thousand_idle_connections_leave_nothing_behind(driver: Driver) {
     assert!(added as f64 <= ADDED_SHARE_MAX * grown as f64, "{told}");
 }
 
-/// Opens all connections, keeps them, and closes them; returns the memory of the worker processes in between.
+/// Opens all connections, keeps them idle, and closes them; returns the memory of the worker processes in between.
 fn keep_idle(hosts: &[Host], counts: &[usize]) -> u64 {
     let mut crowds: Vec<Crowd> = hosts.iter().zip(counts).map(|(host, count)| Crowd::open(host, *count)).collect();
     for (host, count) in hosts.iter().zip(counts) {
@@ -117,7 +116,7 @@ fn memory_of(hosts: &[Host]) -> u64 {
     hosts.iter().map(|host| support::anonymous_memory(host.worker)).sum()
 }
 
-/// A process with clients of a server: this program once more, where only `a_crowd_of_another_process` does something.
+/// A process with clients of a server: this program again, running only `a_crowd_of_another_process`.
 struct Crowd {
     process: Child,
     orders: Option<ChildStdin>,
@@ -126,7 +125,7 @@ struct Crowd {
 
 const CROWD: &str = "GALE_TEST_CROWD";
 const SOCKET: &str = "gale.sock";
-/// What a crowd says when its connections are open, and when some have been asked again.
+/// Written by a crowd when its connections are open, and when some have made another request.
 const DONE: &str = "done";
 
 impl Crowd {
@@ -142,13 +141,13 @@ impl Crowd {
         crowd
     }
 
-    /// They are kept, and one as good as another.
+    /// Makes another request on some of the connections.
     fn ask_some(&mut self) {
         self.orders.as_mut().expect("it is open").write_all(b"ask\n").expect("it listens");
         self.wait_done();
     }
 
-    /// It has an answer from each of those that it asked, or it has failed.
+    /// Waits until the crowd has received its responses; panics if it has failed.
     fn wait_done(&mut self) {
         let mut line = String::new();
         while !line.trim_end().ends_with(DONE) {
@@ -160,14 +159,14 @@ impl Crowd {
 
 impl Drop for Crowd {
     fn drop(&mut self) {
-        // It ends with its orders, and all connections with it.
+        // The process and its connections end when its input is closed.
         drop(self.orders.take());
-        // What it had to show it has shown.
+        // Its exit status does not matter any more.
         let _ = self.process.wait();
     }
 }
 
-/// What a [`Crowd`] does; nothing in the program that starts them.
+/// The process of a [`Crowd`]; does nothing unless started by one.
 #[test]
 fn a_crowd_of_another_process() {
     let Ok(count) = std::env::var(CROWD) else { return };

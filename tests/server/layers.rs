@@ -1,8 +1,7 @@
-//! The layers of ARCHITECTURE.md: no circle between crates, and none between the folders of a crate.
-//!
-//! A folder, or a file, directly under a crate's `src` is one node of the crate's graph. Every path that begins with
-//! `crate::` or `super::` and leaves it is an edge; a name that `lib.rs` exports again counts for where it is from.
-//! Code under `#[cfg(test)]` does not count: a test may use what is above it.
+//! The layers of ARCHITECTURE.md: no cycle between crates, and none between the folders of a crate.  A folder, or a
+//! file, directly under a crate's `src` is one node of the crate's graph. Every path that begins with `crate::` or
+//! `super::` and leaves the node is an edge; a name that `lib.rs` re-exports counts for its origin. Code under
+//! `#[cfg(test)]` does not count: a test may use higher layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +9,7 @@ use std::iter::Peekable;
 use std::path::{Path, PathBuf};
 use std::vec::IntoIter;
 
-/// Uses that go against the layers. Each one is a debt; one that nobody needs any more has to go.
+/// Uses that violate the layers. Each is a debt; an entry that is no longer needed has to be removed.
 const ALLOWED: &[Allowed] = &[
     Allowed {
         in_crate: "runtime",
@@ -26,7 +25,7 @@ const ALLOWED: &[Allowed] = &[
     },
 ];
 
-/// Every one of `from` may use every one of `to`.
+/// Every module of `from` may use every one of `to`.
 struct Allowed {
     in_crate: &'static str,
     from: &'static [&'static str],
@@ -34,7 +33,7 @@ struct Allowed {
     because: &'static str,
 }
 
-/// The top-level modules of a crate, and what each uses: of each use, the files that have it.
+/// The top-level modules of a crate, the modules that each uses, and the files of each use.
 type Graph = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 #[test]
@@ -105,13 +104,13 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The folders of all crates.
+/// Folders of all crates.
 fn crates() -> BTreeSet<String> {
     let entries = fs::read_dir(workspace().join("crates")).unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// All Rust files in a folder: the path there, and the text.
+/// Path and text of all Rust files in a folder.
 fn files_under(root: &Path) -> Vec<(String, String)> {
     let (mut files, mut folders) = (Vec::new(), vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {
@@ -128,7 +127,7 @@ fn files_under(root: &Path) -> Vec<(String, String)> {
     files
 }
 
-/// What the top-level modules of a crate use of each other.
+/// The uses between the top-level modules of a crate.
 fn graph_of(files: &[(String, String)]) -> Graph {
     let sources: Vec<(&str, Vec<String>, Source)> = files
         .iter()
@@ -156,14 +155,14 @@ fn graph_of(files: &[(String, String)]) -> Graph {
     graph
 }
 
-/// The path of the module that a file has; none for the crate itself.
+/// Module path of a file; empty for the crate root.
 fn module_of(path: &str) -> Vec<String> {
     let path = path.strip_suffix(".rs").unwrap();
     let path = path.strip_suffix("/mod").unwrap_or(path);
     if path == "lib" || path == "main" { Vec::new() } else { path.split('/').map(str::to_owned).collect() }
 }
 
-/// A shortest circle, if there is any.
+/// A shortest cycle, if there is any.
 fn circle(graph: &Graph) -> Option<Vec<String>> {
     let circles = graph.keys().filter_map(|start| {
         let mut ways = vec![vec![start.clone()]];
@@ -196,14 +195,14 @@ fn describe(circle: &[String], graph: &Graph) -> String {
     edges.collect::<Vec<_>>().join(", ")
 }
 
-/// What matters of a file.
+/// The uses and exports of a file.
 #[derive(Default)]
 struct Source {
-    /// The first segments of paths that begin at the crate.
+    /// First segments of paths that begin at the crate.
     uses: BTreeSet<String>,
     /// Names that the file exports, each with the first segment of its path.
     exports: BTreeMap<String, String>,
-    /// Modules that only tests have.
+    /// Modules that exist only in tests.
     test_modules: Vec<Vec<String>>,
 }
 
@@ -266,7 +265,7 @@ impl Reader {
         text[1..].to_owned()
     }
 
-    /// Skips an item for tests, further attributes of it included.
+    /// Skips an item for tests, including its further attributes.
     fn skip_item(&mut self, module: &[String]) {
         let mut depth = 0;
         let mut is_module = false;
@@ -289,7 +288,7 @@ impl Reader {
         }
     }
 
-    /// Reads the rest of a path that has come as far as `module`.
+    /// Reads the rest of a path of which `module` has been read.
     fn path(&mut self, module: &[String]) {
         self.tokens.next();
         let Some(next) = self.tokens.peek() else { return };
@@ -300,12 +299,12 @@ impl Reader {
             }
             ("{", None) => self.names(),
             (name, None) => drop(self.source.uses.insert(name.to_owned())),
-            // It stays inside of its top-level module.
+            // The path stays inside its top-level module.
             _ => {}
         }
     }
 
-    /// `{a::B, c}` behind the crate: the first segments.
+    /// `{a::B, c}` after the crate: the first segments.
     fn names(&mut self) {
         let mut depth = 0;
         let mut is_first = false;
@@ -323,7 +322,7 @@ impl Reader {
         }
     }
 
-    /// A `use` of the crate's root: every last name of it, or its new name, stands for the first.
+    /// A `use` in the crate's root: every last name, or its alias, stands for the first segment.
     fn export(&mut self) {
         let words: Vec<String> = self.tokens.by_ref().take_while(|token| token != ";").collect();
         let words = words.strip_prefix(&["crate".to_owned(), "::".to_owned()]).unwrap_or(&words);
@@ -337,7 +336,7 @@ impl Reader {
     }
 }
 
-/// The words and signs of a Rust file, without comments, texts, characters and lifetimes.
+/// The words and signs of a Rust file, without comments, strings, characters and lifetimes.
 fn tokens(text: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let mut rest = text;
@@ -387,7 +386,7 @@ fn block_comment_length(text: &str) -> usize {
     }
 }
 
-/// `r"…"` and `br#"…"#`; none for what only begins as these do.
+/// Length of `r"…"` or `br#"…"#`; `None` if the text only begins like one.
 fn raw_text_length(text: &str) -> Option<usize> {
     let begin = text.find('"').filter(|&quote| quote <= 12)?;
     let hashes = text[..begin].strip_prefix("br").or_else(|| text[..begin].strip_prefix('r'))?;
@@ -410,7 +409,7 @@ fn text_length(text: &str) -> usize {
     text.len()
 }
 
-/// A character, or the quote of a lifetime.
+/// Length of a character, or of the quote of a lifetime.
 fn character_length(text: &str) -> usize {
     let mut characters = text.char_indices().skip(1);
     match (characters.next(), characters.next()) {
@@ -423,7 +422,7 @@ fn character_length(text: &str) -> usize {
     }
 }
 
-/// The crates of ARCHITECTURE.md's first table, and which others each may use.
+/// The crates of ARCHITECTURE.md's first table, and the crates that each may use.
 fn crate_table(architecture: &str) -> Vec<(String, BTreeSet<String>)> {
     let rows = architecture.lines().skip_while(|line| !line.starts_with("| crate |")).skip(2);
     let mut table: Vec<(String, BTreeSet<String>)> = Vec::new();
@@ -440,7 +439,7 @@ fn crate_table(architecture: &str) -> Vec<(String, BTreeSet<String>)> {
     table
 }
 
-/// The crates of this workspace that a manifest depends on, apart from those that its tests need.
+/// The workspace's crates that a manifest depends on, without dev-dependencies.
 fn dependencies(manifest: &str) -> BTreeSet<String> {
     let lines = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1);
     let names = lines.take_while(|line| !line.starts_with('[')).filter_map(|line| line.strip_prefix("gale-"));
