@@ -1,5 +1,5 @@
-//! The limit of bytes on lease: who comes when it is reached is refused, who is being served is not, and it passes. The
-//! limit is lowered by a directive of `test_hooks.rs`; it is then reached as it would be without, by clients.
+//! The limit of leased memory: when it is reached, new requests are rejected, requests in flight are served, and the
+//! server recovers. A directive of `test_hooks.rs` lowers the limit, which clients then reach as they would otherwise.
 
 use rustix::process::Signal;
 
@@ -11,10 +11,10 @@ with_each_driver!(
     upload_that_gets_no_memory_is_refused_and_logged,
 );
 
-/// What `/limit` makes of the limit.
+/// The limit that `/limit` sets.
 const LIMIT: usize = 1 << 20;
-/// A head of which so many of its fields have come is in a lease of 64 KiB, because it does not fit into one of 20: 16
-/// of them are the limit, 20 all that is ever given out.
+/// A request head with this many fields holds a lease of 64 KiB, because it does not fit into one of 20: 16 of them
+/// reach the limit, and 20 are the most ever given out.
 const FIELDS: usize = 3;
 const FIELD_BYTES: usize = 10_000;
 const FILE_BYTES: usize = 3 << 20;
@@ -41,15 +41,15 @@ fn connect_many(server: &Server, count: usize) -> Vec<Client> {
     clients
 }
 
-/// Sends most of a request, for which memory is held until the rest comes.
+/// Sends most of a request, for which the server holds memory until the rest arrives.
 fn begin_request(client: &mut Client) {
     let field = format!("\r\nX: {}", "x".repeat(FIELD_BYTES));
     client.send(format!("GET /hello HTTP/1.1\r\nHost: h{}", field.repeat(FIELDS)));
 }
 
-/// Sends the rest; `None` when the connection is closed instead of an answer.
+/// Sends the rest of a request; returns `None` if the connection is closed without a response.
 fn end_request(client: &mut Client) -> Option<u16> {
-    // Whoever has been closed may notice it here.
+    // The write may fail if the connection was closed.
     let _ = client.try_send("\r\nConnection: close\r\n\r\n");
     let received = client.read_to_end();
     let answer = String::from_utf8_lossy(&received);
@@ -75,7 +75,7 @@ fn at_the_limit_new_requests_get_503_and_the_others_are_served(driver: Driver) {
     assert!(refused.text().contains("503 Service Temporarily Unavailable"));
     server.wait_logged("the worker's memory for buffers is exhausted, client: ");
     assert!(server.log().contains("[alert]"));
-    // This one was being waited for when there was memory; behind it nobody is accepted.
+    // The accept of this connection was pending while there was memory; no further one is accepted.
     assert_eq!(server.get("/hello").status, 503);
     server.wait_logged("the memory for buffers is exhausted, accepting pauses");
     let mut waiting = server.connect();
@@ -85,14 +85,14 @@ fn at_the_limit_new_requests_get_503_and_the_others_are_served(driver: Driver) {
     upload.send(contents());
     let counted = upload.response();
     assert_eq!((counted.status, counted.text().split(' ').next()), (200, Some(&*FILE_BYTES.to_string())));
-    // What these two held is free again.
+    // The memory of these two requests is free again.
     reach_limit(&mut kept, &mut idle, &mut holders);
     assert_eq!((download.get("/hello").status, upload.get("/hello").status), (503, 503));
 
     let answers: Vec<_> = holders.iter_mut().map(end_request).collect();
     assert!(answers.iter().all(|answer| matches!(answer, Some(200 | 503))), "{answers:?}\n{server}");
     assert_eq!((answers.first(), answers.last()), (Some(&Some(503)), Some(&Some(200))), "{answers:?}");
-    // Accepting went on when there was memory; whether there still was for its request is chance.
+    // Accepting resumed when memory was free; whether any was left for this request is up to chance.
     assert!(matches!(waiting.response().status, 200 | 503));
     for client in [&mut kept, &mut download, &mut upload, &mut server.connect()] {
         assert_eq!(client.get("/hello").text(), "hello");
@@ -100,7 +100,7 @@ fn at_the_limit_new_requests_get_503_and_the_others_are_served(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-/// Has one after the other begin a request, until the limit is reached.
+/// Begins one request after another until the limit is reached.
 #[track_caller]
 fn reach_limit(asker: &mut Client, idle: &mut Vec<Client>, holders: &mut Vec<Client>) {
     while asker.get("/hello").status == 200 {
@@ -139,7 +139,7 @@ fn upload_that_gets_no_memory_is_refused_and_logged(driver: Driver) {
         assert_eq!(upload.response().status, 503, "{server}");
         server.wait_logged("request: \"POST /store HTTP/1.1\"");
         assert!(server.log().contains("[alert]") && !server.log().contains("[crit]"), "{server}");
-        // What it held is free again.
+        // The memory of the rejected upload is free again.
         let stored = other.ask(format!(
             "POST /store HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{}",
             LIMIT / 2,

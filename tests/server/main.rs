@@ -1,4 +1,4 @@
-//! The tests of the real binary, as one program: the support is compiled once, and one link is enough.
+//! The tests of the real binary, as one program: the support is compiled and linked once.
 //!
 //! A file is a module: `cargo test -p gale --test server http_cache::` runs the tests of `http_cache.rs`. All tests are
 //! threads of one process. So a test changes nothing that belongs to the process (limits, the environment, the working

@@ -1,5 +1,5 @@
-//! The cache of open files: what is kept, and that nobody ever gets anything but what is on disk, or what nginx would
-//! still believe to be there.
+//! The cache of open files: which files it keeps, and that every response matches the file on disk, or the state that
+//! nginx's cache would still have.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -47,7 +47,7 @@ fn rebuild(server: &Server) {
     symlink("releases/7", site.join("current")).expect("a link");
 }
 
-/// What may happen to `site/current/page`, and the answer from then on.
+/// A change to `site/current/page`, and the expected response after it.
 type Change = (&'static str, fn(&Path), (u16, &'static str));
 
 const CHANGES: &[Change] = &[
@@ -88,7 +88,7 @@ fn answer(response: &Response) -> (u16, &str) {
     (response.status, if response.status == 200 { response.text() } else { "" })
 }
 
-/// Whether the kernel tells the worker process of what happens to this file.
+/// True if the kernel notifies the worker process of changes to this file.
 fn is_watched(server: &Server, path: &Path) -> bool {
     let inode = format!(" ino:{:x} ", fs::metadata(path).expect("there").ino());
     let descriptors = fs::read_dir(format!("/proc/{}/fdinfo", server.worker().as_raw_nonzero())).expect("a process");
@@ -96,7 +96,7 @@ fn is_watched(server: &Server, path: &Path) -> bool {
     texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).any(|line| line.contains(&inode))
 }
 
-/// Asks until it is as it should be: what a thread does meanwhile tells nobody when it is done.
+/// Repeats a request until the response is as expected, since the end of work on other threads is not signalled.
 #[track_caller]
 fn ask_until(client: &mut Client, path: &str, mut is_so: impl FnMut(&Response) -> bool) {
     let end = Instant::now() + DEADLINE;
@@ -139,7 +139,7 @@ fn a_small_file_in_memory_is_always_that_on_disk(driver: Driver) {
     server.stop();
 }
 
-/// Those of its files that the worker process has open.
+/// Files of the site that the worker process has open.
 fn open_files(server: &Server) -> Vec<PathBuf> {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", server.worker().as_raw_nonzero())).expect("a process");
     let paths = descriptors.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -171,7 +171,7 @@ fn a_large_file_that_is_held_open_is_always_that_on_disk(driver: Driver) {
         assert_eq!(answer(&client.get("/page")), (*status, (*text).to_owned()), "{what}");
         assert_eq!(answer(&server.connect().get("/page")), (*status, (*text).to_owned()), "{what}, another worker");
     }
-    // Nothing keeps what has gone, nor what nobody asks for.
+    // Deleted files and files no longer requested are closed.
     fs::remove_dir_all(&site).expect("ours");
     ask_until(&mut client, "/page", |response| response.status == 404 && open_files(&server).is_empty());
     server.stop();
@@ -188,7 +188,7 @@ fn few_files_are_held_open(driver: Driver) {
         ask_until(&mut client, &format!("/{number}"), |response| {
             assert_eq!(response.body.len(), 100_000);
             let held = open_files(&server);
-            // A sixteenth of the descriptors, and the one that is being sent.
+            // A sixteenth of the descriptors, and the file that is being sent.
             assert!(held.len() <= 640 / 16 + 1, "{}", held.len());
             held.len() >= 640 / 16 || held.iter().any(|path| path.ends_with(number.to_string()))
         });
@@ -227,7 +227,7 @@ fn what_cannot_be_watched_is_right_all_the_same(driver: Driver) {
     }
     let server = site(Setup::server(driver, ROOT));
     let site = server.directory.path().join("site");
-    // It may be walked through and not read: the kernel does not tell of it.
+    // The directory can be searched but not read, so the kernel does not report its changes.
     fs::set_permissions(site.join("releases"), PermissionsExt::from_mode(0o711)).expect("ours");
     let mut client = server.connect();
     for number in 0..200 {
@@ -278,11 +278,11 @@ fn a_cache_believes_for_a_while_as_nginx_does(driver: Driver) {
     let site = server.directory.path().join("site");
     symlink("releases/8", site.join("new")).expect("a link");
     rename(&site, "new", "current");
-    // Asked for once, it is not watched yet, and the file itself is what it was.
+    // After a single request the entry is not watched yet, and the file itself is unchanged.
     assert_eq!(client.get("/page").text(), "page 7");
-    // One that is in use is.
+    // An entry in use is watched.
     ask_until(&mut client, "/page", |response| response.text() == "page 8");
-    // What happened to the file itself is seen without that.
+    // A change to the file itself is seen without watching.
     assert_eq!(client.get("/./page?").text(), "page 8");
     server.directory.write("site/releases/8/other", "one");
     assert_eq!(client.get("/other").text(), "one");
@@ -308,7 +308,7 @@ fn a_file_is_kept_open_from_min_uses_on_until_nobody_asks(driver: Driver) {
         assert_eq!(client.get("/quick").text(), "ok");
         assert_eq!(is_open("7/large"), is_kept);
     }
-    // Kept as well, and closed when nobody has asked for it for a while.
+    // Kept as well, and closed after a time without requests.
     ask_until(&mut client, "/short", |_| is_open("7/short"));
     ask_until(&mut client, "/quick", |_| !is_open("7/short"));
     assert!(is_open("7/large"));
@@ -324,7 +324,7 @@ fn errors_are_kept_only_if_told_so(driver: Driver) {
         server.directory.write(&format!("site/releases/7{path}"), "here");
         assert_eq!(client.get(path).status, status, "{path}");
     }
-    // In use, it is watched, and found out to be there.
+    // An error in use is watched, and replaced once the file exists.
     ask_until(&mut client, "/kept", |response| response.status == 200);
     server.stop();
 }
@@ -375,8 +375,8 @@ fn max_bounds_what_is_open_and_a_reload_applies_another_one(driver: Driver) {
     server.stop();
 }
 
-/// Each version is of one letter and of a length that belongs to it alone: every other one is held open and not in
-/// memory.
+/// Content of a version: one letter, and a length that no other version has. Every second version is held open instead
+/// of in memory.
 fn version(number: usize) -> Vec<u8> {
     vec![b'a' + (number % 26) as u8; 1000 + 137 * (number % 26) + 100_000 * (number % 2)]
 }
@@ -414,7 +414,7 @@ fn heads_and_bodies_are_of_one_file_while_it_is_replaced(driver: Driver) {
             replace(number);
             assert!(client.get("/page").body == version(number), "no cache is configured here: exact");
             if number % 10 == 0 {
-                // Time enough to be kept in memory.
+                // Enough requests for the file to be kept in memory.
                 for _ in 0..30 {
                     client.get("/page");
                 }
@@ -426,7 +426,7 @@ fn heads_and_bodies_are_of_one_file_while_it_is_replaced(driver: Driver) {
     server.stop();
 }
 
-/// What is in memory of files of this size when there are more than fit into 32 MiB.
+/// Size of each file; `FITTING` of them fill the 32 MiB of the bodies in memory.
 const BODY: usize = 60_000;
 const FITTING: usize = (32 << 20) / BODY;
 const BODIES: usize = FITTING + 40;
@@ -439,7 +439,7 @@ fn bodies_in_memory_have_a_bound_together_and_those_that_go_make_room(driver: Dr
         let path = |number: usize| format!("site/current/{folder}/{number}");
         let content = |number: usize| vec![number as u8; BODY];
         (0..BODIES).for_each(|number| server.directory.write(&path(number), content(number)));
-        // The others are sent all the same.
+        // Files that do not fit are sent all the same.
         let wait_full = |client: &mut Client, content: &dyn Fn(usize) -> Vec<u8>| {
             let end = Instant::now() + DEADLINE;
             loop {
@@ -455,7 +455,7 @@ fn bodies_in_memory_have_a_bound_together_and_those_that_go_make_room(driver: Dr
             }
         };
         wait_full(&mut client, &content);
-        // Those that are replaced are right, and what they took is there again for others in the end.
+        // Replaced files are sent correctly, and their memory becomes available to others.
         let other = |number: usize| if number < 20 { vec![b'x'; BODY + number] } else { content(number) };
         for number in 0..20 {
             server.directory.write("site/current/new", other(number));
@@ -472,7 +472,7 @@ fn bodies_in_memory_have_a_bound_together_and_those_that_go_make_room(driver: Dr
     server.stop();
 }
 
-/// How many bodies came from memory so far.
+/// Number of bodies sent from memory so far.
 fn from_memory(client: &mut Client) -> usize {
     let response = client.get("/files");
     let found = response.text().split_ascii_whitespace().find_map(|word| word.strip_prefix("memory="));

@@ -1,4 +1,4 @@
-//! The process beside a worker process that says what of files is in memory: its rights, its end, its successor.
+//! The helper process that tells a worker process which parts of files are in the page cache: rights, end, restart.
 
 use std::fs;
 use std::time::Instant;
@@ -20,7 +20,7 @@ fn start(driver: Driver) -> Server {
     Setup::configuration(&http_configuration(driver, "server { listen %UNIX%; return 200 here; }")).start()
 }
 
-/// Waits for the helper of the server, which is another one than `before`.
+/// Waits for a helper process of the server other than `before`.
 fn helper_of(server: &Server, before: Option<Pid>) -> Pid {
     let end = Instant::now() + DEADLINE;
     loop {
@@ -37,7 +37,7 @@ fn status_of(pid: Pid, field: &str) -> Option<String> {
     Some(status.lines().find_map(|line| line.strip_prefix(field))?.trim().to_owned())
 }
 
-/// Whether it answers: the filter is the last that comes before.
+/// True if the helper is ready: the filter is the last step of its start.
 fn has_filter(pid: Pid) -> bool {
     status_of(pid, "Seccomp:").as_deref() == Some("2")
 }
@@ -62,7 +62,7 @@ fn helper_that_dies_is_started_again(driver: Driver) {
     rustix::process::kill_process(first, Signal::KILL).expect("it runs");
     helper_of(&server, Some(first));
     assert_eq!(server.get("/").text(), "here");
-    // It has told of the death.
+    // `end`, not `stop`: the log has an alert about the death.
     server.end(Signal::TERM);
 }
 

@@ -1,4 +1,4 @@
-//! Master and worker as processes of the real binary: starting, stopping, reloading, and what may go wrong meanwhile.
+//! Master and worker as processes of the real binary: start, stop, reload, upgrade, and faults in between.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -52,7 +52,7 @@ fn kill(pid: Pid, signal: Signal) {
     rustix::process::kill_process(pid, signal).expect("it runs");
 }
 
-/// Where the threads of this name may run, as the kernel writes it.
+/// Processors that the threads of this name may use, as the kernel writes them.
 fn processors_of(process: Pid, thread_name: &str) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();
     let statuses = threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
@@ -65,8 +65,8 @@ fn processors_of(process: Pid, thread_name: &str) -> Vec<String> {
         .collect()
 }
 
-/// Where the two event loops may run. A thread that a loop has started has the loop's name until it runs first, which
-/// takes its time on a busy machine: so each name is looked for until only one thread has it.
+/// Processors that the two event loops may use. A thread started by a loop has the loop's name until it first runs,
+/// which may take long on a busy machine: so each name is looked up until only one thread has it.
 #[track_caller]
 fn processors_of_loops(server: &Server) -> [String; 2] {
     let worker = server.worker();
@@ -97,25 +97,25 @@ fn event_loops_stay_on_the_processors_of_the_configuration(driver: Driver) {
     let worker = server.worker();
     assert_eq!(processors_of_loops(&server), [last.to_string(), last.to_string()]);
     server.wait_logged(&format!("sched_setaffinity(): using cpu #{last}"));
-    // Other threads run anywhere, whoever has started them.
+    // Other threads are not pinned, whichever loop has started them.
     let gate = Gate::new(&server);
     let mut client = server.connect();
     client.send("GET /slow HTTP/1.1\r\nHost: h\r\n\r\n");
     let task = gate.task();
     let are_anywhere = |thread_name: &str| processors_of(worker, thread_name).iter().all(|list| list == allowed);
     assert!(!processors_of(worker, "pool default").is_empty());
-    // A thread that is new has its name before it leaves the processors of the loop that has started it.
+    // A new thread gets its name before it leaves the processors of the loop that started it.
     server.look_until("threads anywhere", || are_anywhere("pool default") && are_anywhere("log"));
     drop(task);
     assert_eq!(client.response().status, 200);
     assert_eq!(server.get("/passed").status, 200);
-    // Its connection is parked after a moment.
+    // The idle connection is parked after a moment.
     let begin = Instant::now();
     while processors_of(worker, "idle streams") != [allowed] || processors_of(worker, "watchdog") != [allowed] {
         assert_eq!(server.get("/").status, 200);
         assert!(begin.elapsed() < DEADLINE, "{:?} {server}", processors_of(worker, "idle streams"));
     }
-    // A reload changes it.
+    // A reload changes the processors.
     server.reload(&anywhere);
     assert_eq!(server.worker(), worker);
     assert_eq!(processors_of_loops(&server), [allowed, allowed]);
@@ -128,7 +128,7 @@ fn event_loops_stay_on_the_processors_of_the_configuration(driver: Driver) {
 /// A request without its end.
 const HALF: &str = "GET / HTTP/1.1\r\nHost: localhost\r\n";
 
-/// What the support's configurations say, and what a test says instead that wants all connections in one place.
+/// The directive of the support's configurations, and its replacement in tests that need all connections in one place.
 const TWO_WORKERS: &str = "worker_processes 2;";
 const ONE_WORKER: &str = "worker_processes 1;";
 
@@ -163,12 +163,12 @@ fn a_worker_tells_its_c_library_about_the_processor_unless_the_configuration_doe
 
 #[test]
 fn a_ring_that_the_kernel_refuses_is_replaced_and_the_log_says_why() {
-    // No ring at all, and one that is not better than epoll where the best is asked for.
+    // No io_uring at all, and one that is no better than epoll if the best method is asked for.
     for (driver, kernel_max, level) in [("use io_uring;", "5.0", "[warn]"), ("", "6.0", "[notice]")] {
         let setup = Setup::server(Driver::IoUring, "return 200 hello;").replace("use io_uring;", driver);
         let environment = format!("daemon off;\nenv GALE_TEST_KERNEL_MAX={kernel_max};");
         let server = setup.replace("daemon off;", &environment).start();
-        // By both workers, with the reason. (This kernel may have one of its own.)
+        // Logged by both workers, with the reason. (This kernel may have a reason of its own.)
         server.wait_logged_times("io_uring is not available (", 2);
         server.wait_logged_times("), epoll is used", 2);
         assert!(server.wait_logged("io_uring is not available (").contains(level), "{server}");
@@ -189,9 +189,9 @@ fn another_event_method_gets_a_new_worker_process() {
     assert_eq!(client.get("/").text(), "epoll");
     let configuration = server.directory.read("gale.conf");
     server.reload(&configuration.replace("use epoll;", "use io_uring;").replace("200 epoll", "200 ring"));
-    // What this kernel allows.
+    // A message about io_uring, which this kernel may or may not allow.
     server.wait_logged("io_uring");
-    // The old process ends when its connections have ended or gone over to the new one.
+    // The old process ends when its connections have ended or moved to the new one.
     server.wait_logged(&format!("worker process {first} exited with code 0"));
     server.wait_logged(": the new configuration is in force");
     assert_eq!((server.get("/").text(), client.get("/").text()), ("ring", "ring"));
@@ -212,7 +212,7 @@ fn a_graceful_stop_lets_a_request_finish(driver: Driver) {
     assert_eq!(idle.get("/").header("Connection"), Some("keep-alive"));
     let mut busy = server.connect();
     busy.send(HALF);
-    // The only worker has begun the busy one when it answers a later connection.
+    // The only worker has begun the busy request once it answers a later connection.
     assert_eq!(server.get("/").status, 200);
     server.signal(Signal::QUIT);
     idle.assert_closed();
@@ -224,18 +224,18 @@ fn a_graceful_stop_lets_a_request_finish(driver: Driver) {
     server.assert_nothing_left();
 }
 
-/// A server whose sockets take little.
+/// A configuration with small socket buffers.
 fn with_small_sockets(driver: Driver) -> String {
     let answer = format!("server {{ listen %TCP% sndbuf=4k; return 200 {}; }}", "a".repeat(ANSWER_BYTES));
     http_configuration(driver, &answer)
 }
 
-/// Clients who have asked for more than the sockets take, and have taken nothing. With io_uring all of it counts as
+/// Clients that have requested more than the sockets hold, and have read nothing. With io_uring all of it counts as
 /// sent, and their connections are idle.
 fn ask_for_more(server: &Server) -> Vec<Client> {
     let clients = (0..CLIENTS).map(|_| {
         let mut client = Client::tcp_with_small_buffer(server.directory.address(1));
-        // What a connection has waited for comes by the ring, and from then on its answers leave by it.
+        // Data that a connection has waited for arrives by the ring, and its later responses are sent by it.
         for _ in 0..WARM {
             assert_eq!(client.get("/").body.len(), ANSWER_BYTES);
             assert_eq!(server.connect_tcp(1).get("/").status, 200);
@@ -244,7 +244,7 @@ fn ask_for_more(server: &Server) -> Vec<Client> {
         client
     });
     let clients = clients.collect();
-    // A worker has answered what it can when it answers a later connection.
+    // A worker has answered all that it can once it answers a later connection.
     for _ in 0..LATER {
         assert_eq!(server.connect_tcp(1).get("/").status, 200);
     }
@@ -256,7 +256,7 @@ const CLIENTS: usize = 8;
 const WARM: usize = 2;
 const LATER: usize = 4;
 
-/// Checks at the end of the server that every answer that is logged has arrived, whole.
+/// Ends the server and checks that every logged response has arrived complete.
 fn assert_logged_arrived(mut server: Server, clients: Vec<Client>) {
     let body = "a".repeat(ANSWER_BYTES);
     let mut taken = 2 * WARM * CLIENTS + LATER;
@@ -295,7 +295,7 @@ fn last_answers_that_nobody_takes_are_waited_for_in_vain(driver: Driver) {
     drop(clients);
 }
 
-/// Who was promised that the connection is kept may have sent the next request already, which must not cost the answer.
+/// A client of a kept connection may have sent its next request already, which must not cost it the response.
 fn an_answer_under_way_comes_whole_although_its_connection_ends(driver: Driver) {
     const LARGE_BYTES: usize = 8 << 20;
     let both = "server { listen %TCP%; listen %UNIX%; root %DIR%; }";
@@ -384,7 +384,7 @@ fn a_removed_address_is_closed_and_a_new_one_opened(driver: Driver) {
     assert_eq!(kept.get("/").text(), "three");
     let refused = std::net::TcpStream::connect(server.directory.address(1)).expect_err("nobody listens there any more");
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-    // The connection to it ends; at the latest with its next answer.
+    // The connection to the removed address ends, at the latest with its next response.
     if removed.try_send(format!("{HALF}\r\n")).is_ok() {
         let rest = removed.read_to_end();
         assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&rest));
@@ -395,7 +395,7 @@ fn a_removed_address_is_closed_and_a_new_one_opened(driver: Driver) {
     server.stop();
 }
 
-/// The kernel keeps connections of deferred sockets to itself until something is sent.
+/// The kernel holds back connections of deferred sockets until data arrives.
 fn who_has_connected_and_said_nothing_is_answered_all_the_same(driver: Driver) {
     let start = || Setup::http(driver, "server { listen %TCP%; listen %UNIX%; return 200 one; }").start();
     until_in_time("the requests after a reload", || {
@@ -423,13 +423,13 @@ fn who_has_connected_and_said_nothing_is_answered_all_the_same(driver: Driver) {
     });
 }
 
-/// Connections that say nothing, and when the last of them was there.
+/// Opens connections that send nothing; also returns the time when all of them were open.
 fn connect_silent(server: &Server) -> (Vec<Client>, Instant) {
     ((0..100).map(|_| server.connect_tcp(1)).collect(), Instant::now())
 }
 
-/// What they are answered when they ask; `None` if they do so too late: one that says nothing for longer than a second
-/// after the server has left the address may be given up.
+/// Sends requests on these connections and returns the responses; `None` if that is too late: a connection that is
+/// silent for more than a second after the server has left the address may be dropped.
 #[track_caller]
 fn ask_silent(mut clients: Vec<Client>, begin: Instant) -> Option<Vec<String>> {
     let sent: Vec<_> = clients.iter_mut().map(|client| client.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n")).collect();
@@ -449,7 +449,7 @@ fn logs_are_reopened_under_their_names(driver: Driver) {
         fs::rename(&path, path.with_extension("old")).expect("ours");
     }
     kill(server.pid(), Signal::USR1);
-    // The access log is reopened by the worker, last of all.
+    // The worker reopens the access log, last of all.
     server.directory.wait_until("a new access.log", |directory| {
         directory.path().join("access.log").exists() && directory.path().join("error.log").exists()
     });
@@ -458,7 +458,7 @@ fn logs_are_reopened_under_their_names(driver: Driver) {
         let entries = fs::read_dir(format!("/proc/{}/fd", server.worker())).expect("it runs").flatten();
         entries.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|target| target == wanted)
     };
-    // The worker has it when a request that comes after the order is logged there; one at the most is on its way.
+    // The worker has reopened the log once a later request is logged there; at most one request is in flight.
     let mut number = 0;
     server.directory.wait_until("a line in the new access.log", |directory| {
         number += 1;
@@ -472,7 +472,7 @@ fn logs_are_reopened_under_their_names(driver: Driver) {
 
 fn workers_killed_in_a_row_are_replaced_at_once(driver: Driver) {
     let mut server = Server::start(driver, "return 200 hello;");
-    // No more than may die before they are ready: they answer before the master hears of that.
+    // No more workers than may die before they are ready: they answer before the master learns that they are ready.
     for _ in 0..4 {
         let worker = server.worker();
         kill(worker, Signal::KILL);
@@ -488,7 +488,7 @@ fn a_killed_worker_is_replaced_and_nobody_is_refused(driver: Driver) {
     for _ in 0..3 {
         let worker = server.worker();
         kill(worker, Signal::KILL);
-        // The listening socket is the master's, too: who comes meanwhile waits.
+        // The master also holds the listening socket, so clients wait in its queue.
         let mut client = server.connect();
         client.try_send(format!("{HALF}\r\n")).expect("queued");
         let answered = client.read_some_or_end();
@@ -590,7 +590,7 @@ fn one_process_does_everything_without_a_master(driver: Driver) {
     server.end(Signal::QUIT);
 }
 
-/// The names of the event loops that a process has.
+/// Names of the event loops of a process.
 fn loops_of(pid: Pid) -> BTreeSet<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
     let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
@@ -605,16 +605,16 @@ fn the_number_of_workers_follows_the_configuration(driver: Driver) {
     let mut clients = vec![server.connect()];
     for count in [4, 2, 3, 1] {
         server.reload(&with(count));
-        // More loops than there are rings for are in another process; see `sandbox.rs`.
+        // More loops than there are rings for need another process; see `sandbox.rs`.
         server.look_until("end of the old process", || support::children_of(server.pid()).len() == 1);
         if count > 2 {
-            // Nobody loses a connection when there are more of them; a worker that leaves closes its idle ones.
+            // No connection is lost when workers are added; a worker that is removed closes its idle ones.
             assert_eq!(loops_of(server.worker()).len(), count, "{server}");
             for client in &mut clients {
                 assert_eq!(client.get("/").text(), "hello", "with {count}\n{server}");
             }
         }
-        // What waits at the socket of a worker that has left is taken over by the others.
+        // Connections in the queue of a removed worker's socket are taken over by the other workers.
         clients = (0..20).map(|_| server.connect_tcp(1)).chain((0..4).map(|_| server.connect())).collect();
         for client in &mut clients {
             assert_eq!(client.get("/").text(), "hello", "with {count}\n{server}");
@@ -624,7 +624,7 @@ fn the_number_of_workers_follows_the_configuration(driver: Driver) {
     server.stop();
 }
 
-/// The user numbers that a process runs with: real, effective, saved, file system.
+/// User IDs of a process: real, effective, saved, file system.
 fn users_of(pid: Pid) -> Vec<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).expect("users");
@@ -692,7 +692,7 @@ fn a_log_on_a_full_disk_stops_nobody() {
     server.end(Signal::TERM);
 }
 
-/// A FIFO that takes nothing more.
+/// A FIFO whose buffer is full.
 struct FullFifo {
     directory: support::Directory,
     /// Open for reading, too, so that opening it does not fail.
@@ -734,7 +734,7 @@ fn a_log_that_nobody_reads_holds_nothing_up(driver: Driver) {
         for number in 1..=3 {
             server.reload(&text(&number.to_string()));
             assert_eq!(client.get("/").text(), number.to_string());
-            // What is wrong with it has to be told, and cannot be.
+            // The error should be logged, and cannot be.
             server.reload("bogus;");
             assert_eq!(client.get("/").text(), number.to_string());
             kill(server.pid(), Signal::USR1);
@@ -753,7 +753,7 @@ fn a_log_that_nobody_reads_holds_nothing_up(driver: Driver) {
     }
 }
 
-/// A server that answers every request with `hello`, and whose log (`access_log LOG` says how) is on a small disk.
+/// A server that responds with `hello` and logs to a small disk; `LOG` in `access_log` stands for the file.
 fn logging_to_a_small_disk(
     directory: &support::Directory,
     access_log: &str,
@@ -786,10 +786,10 @@ fn a_log_goes_on_when_a_full_disk_has_room_again() {
     server.end(Signal::TERM);
 }
 
-/// Which may lack the end of its last line.
+/// The log may lack the end of its last line.
 #[test]
 fn a_log_that_is_opened_anew_after_a_full_disk_begins_with_a_line() {
-    // A page of memory holds no whole number of such lines.
+    // A page of memory does not hold a whole number of such lines.
     let access_log = "log_format nine '$status-line'; access_log LOG nine";
     let directory = support::Directory::new();
     let Some((mut server, disk, log)) = logging_to_a_small_disk(&directory, access_log) else { return };
@@ -818,7 +818,7 @@ fn a_log_that_is_opened_anew_after_a_full_disk_begins_with_a_line() {
     server.end(Signal::TERM);
 }
 
-/// The limit of a process' core files in bytes.
+/// Limit of a process' core files in bytes.
 fn core_bytes_max(pid: Pid) -> u64 {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
     let line = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).expect("a limit");
@@ -866,7 +866,7 @@ fn descriptors_may_run_out(driver: Driver) {
         clients.push(client);
     }
     server.wait_logged("accept4() failed (24: Too many open files)");
-    // It waits instead of trying again and again, which would take all of the time until it has complained twice more.
+    // The worker waits before it retries; retries without pauses would use the whole time until two further messages.
     let (begin, used) = (Instant::now(), cpu_time(worker));
     let complaints = |directory: &support::Directory| {
         directory.try_read("error.log").unwrap_or_default().matches("accept4() failed").count()
@@ -875,7 +875,7 @@ fn descriptors_may_run_out(driver: Driver) {
     server.directory.wait_until("two more complaints", |directory| complaints(directory) >= before + 2);
     let (elapsed, used) = (begin.elapsed(), cpu_time(worker) - used);
     assert!(used <= elapsed / 2 + Duration::from_millis(100), "{used:?} of {elapsed:?}");
-    // Those that have been accepted are served, and make room for those that wait.
+    // Accepted connections are served, and make room for those in the queue.
     for mut client in clients {
         client.send("Connection: close\r\n\r\n");
         assert_eq!(client.response().text(), "hello");
@@ -893,7 +893,7 @@ fn connections_may_run_out(driver: Driver) {
     let mut busy: Vec<Client> = Vec::new();
     for _ in 0..8 {
         let mut client = server.connect();
-        // Once the first is answered, the half of the second has been read, too.
+        // Once the first request is answered, the half of the second has been read, too.
         assert_eq!(client.ask(format!("{HALF}\r\n{HALF}")).text(), "hello");
         busy.push(client);
     }
@@ -904,11 +904,11 @@ fn connections_may_run_out(driver: Driver) {
     first.send("Connection: close\r\n\r\n");
     assert_eq!(first.response().text(), "hello");
     assert_eq!(waiting.response().text(), "hello");
-    // A connection that only waits for its next request is not closed before somebody comes, and then makes room.
+    // An idle connection is closed only when another client needs its place.
     assert_eq!(waiting.get("/").text(), "hello");
     assert_eq!(server.get("/").text(), "hello");
     waiting.assert_closed();
-    // One that becomes idle makes room for who waits already.
+    // A connection that becomes idle makes room for a waiting client.
     let mut last = server.connect();
     last.send(HALF);
     last.send("Connection: close\r\n\r\n");
@@ -932,7 +932,7 @@ fn the_shutdown_timeout_ends_what_does_not_end(driver: Driver) {
     assert_eq!(server.get("/").status, 200);
     let begin = Instant::now();
     server.end(Signal::QUIT);
-    // Less than the whole: a loop's clock stands still within a turn, in which it may be held up.
+    // Less than the timeout: a loop's clock stands still within a turn, which may be delayed.
     assert!(begin.elapsed() >= Duration::from_millis(100), "not before its time");
     busy.assert_closed();
 }
@@ -954,7 +954,7 @@ fn a_new_binary_takes_over(driver: Driver) {
     server.assert_nothing_left();
 }
 
-/// Upgrades the binary of a server; returns the process number of the new master.
+/// Upgrades the binary of a server; returns the process ID of the new master.
 fn upgrade(server: &mut Server) -> Pid {
     let old = server.pid();
     kill(old, Signal::USR2);
@@ -1000,7 +1000,7 @@ fn an_upgrade_closes_no_idle_connection(driver: Driver) {
         assert_eq!(client.get("/").text(), format!("{successor} 2"));
         assert_eq!(client.get("/").text(), format!("{successor} 3"));
     }
-    // Whoever has come with what the successor would have to be told is told to come again.
+    // A connection whose state the successor would need is closed with its response.
     let last = proxied.get("/");
     assert_eq!((last.text(), last.header("Connection")), (&*format!("{worker} 2"), Some("close")));
     proxied.assert_closed();
@@ -1017,7 +1017,8 @@ fn a_process_that_is_told_to_leave_before_its_successor_serves_waits_for_it(driv
     let (old, worker) = (server.pid(), server.worker().to_string());
     assert_eq!(client.get("/").text(), format!("{worker} 1"));
     kill(old, Signal::USR2);
-    // Its number is written before it has a worker process. What serves by now all the same may take the connection.
+    // The PID is written before the new master has a worker process. A successor that already serves may take the
+    // connection.
     server.directory.wait_until("new pid file", |directory| {
         directory.try_read("pid").is_some_and(|pid| !pid.is_empty() && pid.trim_end() != old.to_string())
     });
@@ -1099,7 +1100,7 @@ fn signals_that_come_together_are_all_taken_up() {
     }
     server.reload_http(Driver::Epoll, "server { listen %UNIX%; return 200 last; }");
     let mut client = server.connect();
-    // A reload of the earlier ones may have been heard of; the last text wins in the end.
+    // The notification may be for an earlier reload; the last configuration is applied in the end.
     while client.get("/").text() != "last" {
         server.wait_notified("READY=1");
     }

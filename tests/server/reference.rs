@@ -1,5 +1,5 @@
-//! The pages that are made from the directive tables: they say what the program does, or these tests fail.
-//! `GALE_GOLDEN=write` writes them anew.
+//! The reference pages generated from the directive tables: they match the program, or these tests fail.
+//! `GALE_GOLDEN=write` writes them again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support::{self, Directory, Driver, Server, Setup};
 
-/// What this program has for tests alone is in none of the pages.
+/// Prefix of the names that exist for tests alone, which no page contains.
 const OF_TESTS: &str = "test_";
 
 fn directives(words: &[&str]) -> String {
@@ -22,7 +22,7 @@ fn workspace(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
 }
 
-/// Compares a file with what it should be, or writes it.
+/// Compares a file with its expected content, or writes it.
 fn settle(path: &Path, expected: &str) {
     if std::env::var_os("GALE_GOLDEN").is_some_and(|value| value == "write") {
         fs::create_dir_all(path.parent().expect("a file")).expect("a directory");
@@ -76,7 +76,7 @@ fn links_of_the_reference_lead_somewhere() {
     assert!(links > 500, "{links}");
 }
 
-/// What the headings of a page are called in links.
+/// Anchors of a page's headings.
 fn anchors(page: &str) -> impl Iterator<Item = String> {
     page.lines().filter(|line| line.starts_with('#')).map(|line| {
         let title = line.trim_start_matches('#').trim().to_lowercase();
@@ -103,7 +103,7 @@ fn with_end(line: &str) -> String {
     format!("{line}\n")
 }
 
-/// What the server answers at this path of its API.
+/// The value at this path of the server's API.
 fn told(server: &Server, path: &str) -> Value {
     let response = server.get(&format!("/api/9{path}"));
     assert_eq!(response.status, 200, "{path}");
@@ -147,7 +147,7 @@ fn the_api_s_description_has_its_paths_and_the_names_of_its_fields() {
         let own = own.split("\n  /").next().expect("text");
         let mut known = String::new();
         gather(schemas, own, &mut known, &mut BTreeSet::new());
-        // Those of Gale's own figures are not described.
+        // Gale's own figures have no schemas.
         if !path.starts_with("/gale/") {
             assert_names(path, &told(&server, path), &known);
         }
@@ -155,7 +155,7 @@ fn the_api_s_description_has_its_paths_and_the_names_of_its_fields() {
     server.stop();
 }
 
-/// Appends this text, and the schemas that it refers to.
+/// Appends `text`, and the schemas that it refers to.
 fn gather(schemas: &str, text: &str, out: &mut String, seen: &mut BTreeSet<String>) {
     out.push_str(text);
     for name in text.split("#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next()) {
@@ -169,12 +169,12 @@ fn gather(schemas: &str, text: &str, out: &mut String, seen: &mut BTreeSet<Strin
     }
 }
 
-/// Every name of a field is known, but for those that are names or numbers of something themselves.
+/// Checks that every field is described, except fields that are named after data.
 fn assert_names(path: &str, value: &Value, known: &str) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| assert_names(path, item, known)),
         Value::Object(fields) => {
-            // A list by names: that of this configuration, a status, a bound.
+            // Names of a map's entries: from this configuration, a status, a bound.
             for (name, value) in fields {
                 let is_described = known.contains(&format!("{name}: {{")) || known.contains(&format!(" {name}:\n"));
                 let is_name = OWN_NAMES.contains(&&**name) || name.starts_with(|first: char| first.is_ascii_digit());
@@ -186,6 +186,6 @@ fn assert_names(path: &str, value: &Value, known: &str) {
     }
 }
 
-/// What is called so in the configuration of the test.
+/// Names in the configuration of the test.
 const OWN_NAMES: &[&str] =
     &["group", "requests", "connections", "cache", "resolver", "server", "location", "stream", "streams", "sessions"];

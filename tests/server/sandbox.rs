@@ -1,4 +1,4 @@
-//! The sandbox of the worker process: what it cannot do, what it can, what the log says, and reloads that need more.
+//! The sandbox of the worker process: denied and permitted operations, log messages, and reloads that need more.
 
 use std::fs;
 use std::net::TcpListener;
@@ -28,7 +28,7 @@ with_each_driver!(
     kernel_without_ports_of_landlock_is_told_by_on,
 );
 
-/// A location that does things that no worker process does.
+/// A location that attempts operations that no worker process needs.
 const ATTEMPT: &str = "location /attempt { test_attempt $arg_how $arg_what; }";
 
 fn configuration(driver: Driver, main: &str, server: &str) -> String {
@@ -52,7 +52,7 @@ fn status_of(pid: Pid, field: &str) -> String {
     value.unwrap_or_else(|| panic!("no {field}")).trim().to_owned()
 }
 
-/// Has the worker process die of an attempt, and waits until another one serves.
+/// Makes an attempt that kills the worker process, and waits until another one serves.
 #[track_caller]
 fn attempt_fatal(server: &Server, how: &str, what: &str) {
     let before = server.worker();
@@ -74,7 +74,7 @@ fn worker_of_auto_is_restricted_and_master_is_not(driver: Driver) {
         assert_eq!(status_of(task, "Seccomp:"), "2");
         assert_eq!(status_of(task, "NoNewPrivs:"), "1");
     }
-    // The master is as this process is, which started it.
+    // The master is as unrestricted as this process, which started it.
     for field in ["Seccomp:", "NoNewPrivs:"] {
         assert_eq!(status_of(server.pid(), field), status_of(rustix::process::getpid(), field));
     }
@@ -94,7 +94,7 @@ fn worker_that_makes_a_fatal_call_dies_and_another_serves(driver: Driver) {
 fn unknown_call_fails_and_the_worker_serves_on(driver: Driver) {
     let server = start(driver, "", "");
     let worker = server.worker();
-    // clone3 cannot be looked into; no call has the last number; chdir is harmless, and not needed.
+    // The filter cannot inspect clone3; the last number is no system call; chdir is harmless and not needed.
     for call in [libc::SYS_clone3, libc::SYS_chdir, 100_000] {
         assert_eq!(attempt(&server, "call", &call.to_string()), libc::ENOSYS.to_string(), "{call}");
     }
@@ -115,7 +115,7 @@ fn sandbox_off_restricts_nothing(driver: Driver) {
     let server = start(driver, "sandbox off;", "");
     assert_eq!(status_of(server.worker(), "Seccomp:"), "0");
     assert_eq!(status_of(server.worker(), "NoNewPrivs:"), "1", "that is always so");
-    // One that no kernel lets this account do, and that ends nothing.
+    // A call that fails for this account on every kernel, and has no effect.
     assert_eq!(attempt(&server, "call", &libc::SYS_chroot.to_string()), libc::EFAULT.to_string());
     assert_eq!(attempt(&server, "exec", "/no/such/program"), libc::ENOENT.to_string());
     assert!(!server.log().contains("sandbox"), "{server}");
@@ -208,16 +208,16 @@ fn reload_that_writes_elsewhere_has_a_new_process(driver: Driver) {
     let outside = elsewhere.path().join("outside");
     [&constant, &inside, &outside].into_iter().for_each(|path| make(path));
     let logged = |server: &Server, path: PathBuf| {
-        // An old process may have answered some.
+        // An old process may have answered some of the requests.
         server.look_until("line of the log", || {
             assert_eq!(server.get("/").text(), "here");
             fs::read_to_string(&path).is_ok_and(|log| log.contains("GET / "))
         });
     };
-    // The master opens it.
+    // The master opens this log.
     server.reload(&configuration(driver, "", "access_log %DIR%/constant/log;"));
     logged(&server, constant.join("log"));
-    // The directory of the temporary files may be made anew in the same one, to which this belongs as well.
+    // The directory of the temporary files may be recreated in its parent, which contains this log as well.
     server.reload(&configuration(driver, "", "root %DIR%; access_log %DIR%/inside/$request_method.log;"));
     logged(&server, inside.join("GET.log"));
     assert_eq!(server.worker(), first);
@@ -233,7 +233,7 @@ fn reload_that_writes_elsewhere_has_a_new_process(driver: Driver) {
     server.look_until("end of the old process", || children_of(server.pid()).len() == 1);
     let second = server.worker();
     assert_ne!(second, first);
-    // The same again needs no other process; another directory of the same name does.
+    // The same configuration needs no other process; another directory of the same name does.
     server.reload(&more);
     assert_eq!(server.worker(), second);
     fs::rename(&outside, elsewhere.path().join("old")).expect("it is there");
@@ -271,7 +271,7 @@ fn kernel_without_landlock_is_told_by_auto_and_refused_by_on(driver: Driver) {
 
 fn sandbox_on_restricts_reading_and_connecting(driver: Driver) {
     let Some(version) = landlock() else { return };
-    // A server that accepts at two ports; one of them is in the configuration.
+    // Two listening ports, one of which is in the configuration.
     let [known, unknown] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
     let [known, unknown] = [known, unknown].map(|listener| (listener.local_addr().expect("bound"), listener));
     let server = format!("location /passed {{ proxy_pass http://{}; }}", known.0);
@@ -323,7 +323,7 @@ fn sandbox_on_serves_what_the_configuration_names(driver: Driver) {
     let put = "PUT /stored/file HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nnew";
     assert_eq!(server.connect().ask(put).status, 204);
     assert_eq!(server.get("/stored/file").text(), "new");
-    // Another root is in another process.
+    // Another root needs another process.
     let before = server.worker();
     let elsewhere = Directory::new();
     elsewhere.write("root/page", "of another root");

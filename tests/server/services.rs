@@ -1,4 +1,4 @@
-//! Services of the real binary: what runs beside requests, over reloads, on several workers and in several processes.
+//! Services of the real binary: tasks beside requests, over reloads, with several workers and several processes.
 
 use std::fs;
 
@@ -6,13 +6,13 @@ use rustix::process::{Pid, Signal};
 
 use crate::support::{Driver, Server, Setup, http_configuration, is_root, skip, wait_ended};
 
-/// A whole configuration with these directives before everything else.
+/// A whole configuration that begins with these directives.
 fn configuration(main: &str) -> String {
     let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; return 200 hello; }");
     format!("{main}\n{}", text.replace("worker_processes 2;", "worker_processes 3;"))
 }
 
-/// The lines of the error log with this text, so far.
+/// Lines of the error log with this text so far.
 fn lines(server: &Server, text: &str) -> Vec<String> {
     server.log().lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
 }
@@ -23,7 +23,7 @@ fn writer_of(line: &str) -> i32 {
     number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no process in {line}"))
 }
 
-/// Waits until this process has said this.
+/// Waits until this process has logged the text.
 #[track_caller]
 fn wait_logged_by(server: &Server, pid: Pid, text: &str) {
     server.directory.wait_until(&format!("\"{text}\" by {pid} in error.log"), |directory| {
@@ -76,7 +76,7 @@ fn service_is_kept_renewed_or_ended_by_a_reload() {
             |name: &str| log.lines().any(|line| line.contains(&format!("{name}: run ")) && line.ends_with(" after"));
         has_run_after("kept") && has_run_after("counted")
     });
-    // One service over both configurations, one state in a zone, and two services one after the other.
+    // One service over both configurations, one whose state is kept in a zone, and two services one after the other.
     assert_eq!((lines(&server, "kept: run 1 ").len(), lines(&server, "kept: ended").len()), (1, 0), "{server}");
     assert_eq!((lines(&server, "counted: run 1 ").len(), lines(&server, "counted: ended").len()), (1, 1), "{server}");
     let renewed = lines(&server, "renewed: ");
@@ -140,7 +140,7 @@ fn service_of_no_use_ends_the_start_with_its_place() {
     }
 }
 
-/// Nobody has run the service `one` before the process before it had ended it.
+/// Checks that no process ran the service `one` before the previous process had ended it.
 fn assert_no_overlap(server: &Server) {
     let mut runs = None;
     for line in lines(server, "one: ") {
@@ -179,24 +179,24 @@ fn exclusive_service_goes_from_the_old_binary_to_the_new_one() {
 
 #[test]
 fn exclusive_service_goes_to_the_next_worker_process() {
-    // The first one ends when it has to, so that the processes overlap.
+    // The first process ends at its timeout, so that the processes overlap.
     let slow = "worker_shutdown_timeout 1s; test_service one stuck lock=%DIR%/one.lock period=10ms;";
     let main = "test_service one lock=%DIR%/one.lock period=10ms;";
     let mut server = Setup::configuration(&configuration(slow)).start();
     let first = server.worker();
     wait_logged_by(&server, first, "one: run 3 on worker 0");
-    // Needs another process, which serves while the first one drains.
+    // This reload needs another process, which serves while the first one drains.
     server.reload(&configuration(&format!("env ANOTHER=one; {main}")));
     assert!(wait_ended(first));
     let second = server.worker();
     assert_ne!(first, second);
     wait_logged_by(&server, second, "one: run 3 on worker 0");
     assert_no_overlap(&server);
-    // A reload in place opens the lock file again, and the lock stays where it is.
+    // A reload in place opens the lock file again, and keeps the lock.
     server.reload(&configuration(&format!("env ANOTHER=one; {main} test_service other;")));
     server.wait_logged("other: run 1");
     server.wait_logged_times("one: run 1 ", 3);
-    // The kernel releases the lock of the dead.
+    // The kernel releases the lock of a dead process.
     kill(second, Signal::KILL);
     assert!(wait_ended(second));
     server.wait_logged_times("start worker process ", 3);

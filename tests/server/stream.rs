@@ -1,4 +1,4 @@
-//! Sessions over TCP: what passes through a stream server, who serves it, and how it ends.
+//! Sessions over TCP: forwarded bytes, the choice of a server, and the end of a session.
 
 use std::io::{BufRead, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -66,7 +66,7 @@ fn start(driver: Driver, text: &str) -> Server {
     Setup::stream(driver, &format!("{FORMAT}\n{text}")).start()
 }
 
-/// The line that a session was logged with.
+/// Waits for the log line of a session that contains this text.
 #[track_caller]
 fn logged(server: &Server, text: &str) -> String {
     server.directory.wait_line("access.log", text)
@@ -78,7 +78,7 @@ fn bytes_pass_both_ways_and_are_counted(driver: Driver) {
     let server = start(driver, &format!("server {{ listen %UNIX%; proxy_pass {address}; %LOG% }}"));
     let mut client = server.connect();
     let mut behind = backend.accept();
-    // The server may speak first.
+    // The upstream server may send first.
     behind.send("220 hello\r\n");
     assert_eq!(client.take(11), b"220 hello\r\n");
     client.send("EHLO x\r\n");
@@ -159,7 +159,7 @@ fn a_session_ends_with_its_first_end_unless_directions_end_alone(driver: Driver)
     client.send("question");
     client.finish_sending();
     assert_eq!(behind.read_to_end(), b"question");
-    // It is over, although the server has said nothing.
+    // The session ends, although the upstream server has sent nothing.
     client.assert_closed();
     server.wait_logged("client disconnected, bytes from/to client:8/0, bytes from/to upstream:0/8");
 }
@@ -245,7 +245,7 @@ fn servers_are_told_of_clients_by_the_proxy_protocol(driver: Driver) {
     assert_eq!(behind.take(5), b"hello");
 }
 
-/// The client's address and the server's.
+/// Addresses of the client and the server.
 fn addresses(server: &Server, client: &Client, number: usize) -> (SocketAddr, SocketAddr) {
     (client.local_address(), server.directory.address(number))
 }
@@ -259,7 +259,7 @@ fn clients_are_told_by_the_proxy_protocol_if_it_is_trusted(driver: Driver) {
     let server = start(driver, text);
     let header = "PROXY TCP4 192.0.2.7 192.0.2.8 1234 5678\r\n";
     let mut client = server.connect();
-    // In pieces, as a network may bring it.
+    // In pieces, as a network may deliver it.
     client.send(&header[..20]);
     client.send(&header[20..]);
     assert_eq!(client.read_to_end(), b"192.0.2.7 1234 unix: 5678");
@@ -327,8 +327,8 @@ fn access_and_limits_refuse_sessions(driver: Driver) {
 }
 
 fn new_sessions_are_limited_by_their_rate(driver: Driver) {
-    // One session leaks out in a minute: of a few more than may exceed the rate one is rejected, however slow the test
-    // is.
+    // One session leaks out in a minute: of a few sessions more than the burst allows, one is rejected even if the test
+    // is slow.
     let text = "limit_session_zone $remote_addr zone=z:64k rate=1r/m;
         log_format line '$status $limit_session_status $protocol';
         limit_session zone=z burst=2;
@@ -400,7 +400,7 @@ fn certificates_are_found_by_the_name_that_a_client_asks_for(driver: Driver) {
     for name in ["one.test", "other.test"] {
         assert_eq!(Tls::new(&authority).client(&path, name).read_to_end(), name.as_bytes());
     }
-    // Without a certificate the client is told.
+    // Without a certificate the client gets an alert.
     assert!(Tls::new(&authority).connect(&path, "none.test").is_err_and(|error| error.to_string().contains("alert")));
     server.wait_logged("cannot load certificate \"");
     logged(&server, "500 0 0");
@@ -508,7 +508,7 @@ fn servers_are_offered_protocols_above_tls(driver: Driver) {
     let path = server.directory.path().join("gale.sock");
     assert_eq!(server.connect_tcp(1).read_to_end(), b"[one]");
     assert_eq!(server.connect_tcp(2).read_to_end(), b"[]");
-    // By a variable; what no handshake can carry is left out.
+    // From variables; a name that is too long for a handshake is left out.
     assert_eq!(Tls::new(&authority).alpn(&["one"]).client(&path, "one.test").read_to_end(), b"[one]");
     assert_eq!(Tls::new(&authority).client(&path, "one.test").read_to_end(), b"[two]");
     let text = format!("server {{ listen 127.0.0.1:1; proxy_pass 127.0.0.1:1; proxy_ssl_alpn {long}; }}");
@@ -559,7 +559,7 @@ fn names_in_first_messages_choose_servers_without_ending_tls(driver: Driver) {
         one.address(),
         other.address()
     );
-    // A format stands before its logs.
+    // A format is defined before its logs.
     let (before, format) = text.rsplit_once("         log_format").unwrap();
     let server = start(driver, &format!("log_format{format}\n{before}"));
     let path = server.directory.path().join("gale.sock");
@@ -580,7 +580,7 @@ fn names_in_first_messages_choose_servers_without_ending_tls(driver: Driver) {
     assert_eq!(&serving.join().unwrap(), b"question");
     assert_eq!(logged(&server, "TLSv1"), "TLSv1.3 one.test h2,http/1.1");
 
-    // In the smallest pieces and records, as a hostile network brings it.
+    // In the smallest pieces and records, as a hostile network may deliver it.
     let mut hello = Vec::new();
     Tls::new(&authority).session("elsewhere.test").write_tls(&mut hello).unwrap();
     let message = &hello[5..];
@@ -592,7 +592,7 @@ fn names_in_first_messages_choose_servers_without_ending_tls(driver: Driver) {
     }
     let mut behind = other.accept();
     assert!(behind.take(records.len()) == records, "what was read ahead comes first, and whole");
-    // What is no TLS is passed on at once.
+    // Bytes that are not TLS are passed on at once.
     let mut client = server.connect();
     client.send("SSH-2.0-x\r\n");
     assert_eq!(other.accept().take(11), b"SSH-2.0-x\r\n");
@@ -625,17 +625,17 @@ fn connections_are_passed_to_listeners_with_what_was_read(driver: Driver) {
             server { listen %TCP3%; pass %TCP3%; } }";
     let setup = Setup::configuration(&support::configuration(driver, blocks));
     let server = setup.file("one.pem", &pair.certificate).file("one.key", &pair.key).start();
-    // The preread has taken the first bytes, which are a request.
+    // The preread has consumed the first bytes, which are a request.
     let mut client = server.connect_tcp(2);
     let response = client.get("/");
     let remote = client.local_address().ip();
     assert_eq!((response.status, response.text()), (200, &*format!("http {remote}")));
-    // Requests after the first are the other listener's, too.
+    // Later requests go to the other listener, too.
     assert_eq!(client.get("/again").status, 200);
-    // TLS that has ended goes with the connection.
+    // A connection whose TLS was terminated is passed on with its session.
     let mut client = Tls::new(&authority).client(&server.directory.path().join("gale.sock"), "one.test");
     assert_eq!(client.get("/").text(), "https unix:");
-    // A circle ends.
+    // A cycle ends.
     server.connect_tcp(3).assert_closed();
     server.wait_logged("stream pass cycle while passing connection to port");
 }
@@ -650,7 +650,7 @@ fn passed_connections_keep_what_is_known_and_held(driver: Driver) {
     let mut client = server.connect_tcp(2);
     let response = client.ask(format!("{header}GET / HTTP/1.1\r\nHost: a\r\n\r\n"));
     assert_eq!(response.text(), format!("192.0.2.7 {}", server.directory.address(1)));
-    // Its place is taken for as long as it is open, whoever serves it.
+    // The connection holds its place in the zone until it is closed, whichever listener serves it.
     let mut other = server.connect_tcp(2);
     other.send(header);
     other.assert_closed();
@@ -667,7 +667,7 @@ fn a_session_with_a_rate_ends_when_its_receiver_stalls(driver: Driver) {
     let server = start(driver, &text);
     let _client = server.connect();
     let mut behind = backend.accept_tcp();
-    // As much as the server takes, until it has closed the connection.
+    // Writes as much as the server reads, until the server closes the connection.
     let sender = std::thread::spawn(move || while behind.write_all(&[0; 65536]).is_ok() {});
     server.wait_logged("connection timed out (110: Connection timed out) while proxying connection");
     sender.join().unwrap();
@@ -725,7 +725,7 @@ fn an_idle_session_takes_little_memory(driver: Driver) {
         };
         (0..count).map(open).collect()
     };
-    // What is there once, and what tables grow by at a time.
+    // The first sessions pay for structures that are allocated once, and for tables that grow in steps.
     let before = open_some(COUNT / 2);
     let begin = support::anonymous_memory(server.worker());
     let sessions = open_some(COUNT);
@@ -750,7 +750,7 @@ fn a_reset_reaches_the_other_end(driver: Driver) {
 }
 
 fn a_client_that_goes_on_sending_gets_all_of_the_answer(driver: Driver) {
-    // More than is on its way anywhere, and it goes on slowly: there is something unread when the server has ended.
+    // More than can be in transit, sent slowly: some bytes are unread when the upstream server has ended.
     const BYTES: usize = 64 << 20;
     let backend = Backend::tcp();
     let text = format!("server {{ listen %TCP%; proxy_pass {}; proxy_upload_rate 1; }}", backend.address());
@@ -763,7 +763,7 @@ fn a_client_that_goes_on_sending_gets_all_of_the_answer(driver: Driver) {
         sender.shutdown(std::net::Shutdown::Write)
     });
     behind.read_exact(&mut [0]).unwrap();
-    // The server answers without reading on, as one does that refuses an upload.
+    // The upstream server responds without reading on, like one that rejects an upload.
     behind.write_all(b"answer").unwrap();
     behind.shutdown(std::net::Shutdown::Write).unwrap();
     let mut answer = Vec::new();
@@ -792,7 +792,7 @@ fn sessions_are_logged_at_their_start_where_that_is_wanted(driver: Driver) {
     Tls::new(&authority).session("one.test").write_tls(&mut hello).unwrap();
     let mut client = server.connect();
     client.send(&hello);
-    // While it lasts there is the first line alone, which knows what was read ahead.
+    // While the session lasts only its first line is there, which includes the preread bytes.
     let mut behind = backend.accept();
     behind.take(hello.len());
     let line = server.directory.wait_line("both.log", "start ");
@@ -801,7 +801,7 @@ fn sessions_are_logged_at_their_start_where_that_is_wanted(driver: Driver) {
     drop(client);
     behind.assert_closed();
     server.directory.wait_line("both.log", &format!("200 {} 0 ", hello.len()));
-    // Who is refused does not start.
+    // A rejected session has no start line.
     server.connect_tcp(1).assert_closed();
     server.wait_logged("access forbidden by rule");
     assert_eq!(server.connect_tcp(2).read_to_end(), b"x");
@@ -822,7 +822,7 @@ fn sessions_survive_a_reload_and_those_of_removed_servers_drain(driver: Driver) 
     let mut server = Setup::configuration(&text("listen %TCP%; listen %TCP2%;")).start();
     let (mut stays, mut goes) = (server.connect_tcp(1), server.connect_tcp(2));
     let (mut behind_stays, mut behind_goes) = (backend.accept(), backend.accept());
-    // Which is whose is not known before something passes.
+    // Upstream connections are told apart by their first bytes.
     stays.send("stays");
     goes.send("goes!");
     if behind_stays.take(5) == b"goes!" {
@@ -891,7 +891,7 @@ fn what_cannot_be_is_refused(driver: Driver) {
     }
 }
 
-/// An example as a test runs it; `own` are its addresses and what takes their place.
+/// Starts an example; `own` lists its addresses and their replacements.
 fn example(name: &str, driver: Driver, own: &[(&str, &str)]) -> Server {
     let path = format!("{}/../../examples/{name}/nginx.conf", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).expect("a configuration");
@@ -948,7 +948,7 @@ fn the_example_of_tls_by_name_runs(driver: Driver) {
         ("127.0.0.1:8445", shop.address()),
         ("127.0.0.1:8447", fallback.address()),
     ];
-    // A name with a leading dot is one of `hostnames`.
+    // A name with a leading dot needs the map's `hostnames`.
     let server = example("tls-by-name", driver, &own);
     for (name, backend) in
         [("shop.example.com", &shop), ("a.intranet.example", &intranet), ("elsewhere.example", &fallback)]
@@ -964,7 +964,7 @@ fn the_example_of_tls_by_name_runs(driver: Driver) {
     assert_eq!(fallback.accept().take(13), b"no TLS at all");
 }
 
-/// A program that is served, if it is installed. It ends with the test.
+/// A server program, if it is installed; killed when the test ends.
 struct Daemon(std::process::Child);
 
 impl Drop for Daemon {
