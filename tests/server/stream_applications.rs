@@ -1,5 +1,5 @@
-//! Real servers behind `stream`, where Debian's packages are installed: PostgreSQL, also over TLS that ends behind
-//! Gale, and OpenSSH, whose session outlives a reload. Without one of them its test says so and passes. (Redis is in
+//! Real servers behind `stream`, if Debian's packages are installed: PostgreSQL, also with TLS that is terminated by
+//! it, and OpenSSH, whose session outlives a reload. Without a package its test is skipped with a message. (Redis is in
 //! `stream.rs`, dnsmasq in `stream_udp.rs`.)
 
 use std::fs::{self, Permissions};
@@ -17,21 +17,21 @@ use crate::support::{
 
 with_each_driver!(postgresql_is_served, postgresql_is_served_with_tls_of_its_own, a_session_of_ssh_outlives_a_reload,);
 
-/// A program of a package, ended with the test.
+/// A program of a package; it ends with the test.
 struct Program(Child);
 
 impl Drop for Program {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
-        // The postmaster's way of ending its children at once; an SSH client or server just ends.
+        // SIGQUIT makes the postmaster end its children at once; an SSH client or server just ends.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::QUIT);
         let _ = self.0.wait();
     }
 }
 
 impl Program {
-    /// Starts a program, a child in whose place another user may stand, and waits for a line of its standard error that
-    /// contains `ready`.
+    /// Starts a program, whose child may run as another user, and waits for a line of its standard error that contains
+    /// `ready`.
     #[track_caller]
     fn start(command: &mut Command, ready: &str) -> Program {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -45,13 +45,13 @@ impl Program {
                 break;
             }
         }
-        // What it says later is taken, so that it never waits for somebody to read it.
+        // Later lines are read and dropped, so that the program never blocks on a full pipe.
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
         program
     }
 }
 
-/// The programs of a package in the first directory that has all of them.
+/// Paths of a package's programs in the first directory that has all of them.
 fn find<const N: usize>(package: &str, directories: &[PathBuf], names: [&str; N]) -> Option<[PathBuf; N]> {
     let places = directories.iter().map(|directory| names.map(|name| directory.join(name)));
     let found = places.into_iter().find(|paths| paths.iter().all(|path| path.exists()));
@@ -61,7 +61,7 @@ fn find<const N: usize>(package: &str, directories: &[PathBuf], names: [&str; N]
     found
 }
 
-/// Debian keeps the server's programs of every version apart; the newest first.
+/// Directories of the server's programs, which Debian keeps apart by version; the newest first.
 fn postgresql_directories() -> Vec<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut directories: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();
@@ -70,14 +70,14 @@ fn postgresql_directories() -> Vec<PathBuf> {
     directories
 }
 
-/// A server of PostgreSQL with a cluster of its own, as an ordinary user: it refuses root.
+/// A PostgreSQL server with a cluster of its own, as an unprivileged user: it refuses to run as root.
 struct Postgresql {
     _server: Program,
     psql: PathBuf,
 }
 
 impl Postgresql {
-    /// Serves at this address. None, and it is said, where it is not installed.
+    /// Starts a server at this address. Returns `None`, with a message, if PostgreSQL is not installed.
     fn start(own: &Directory, address: SocketAddr, authority: &Authority) -> Option<Postgresql> {
         let [initdb, postgres, psql] = find("postgresql", &postgresql_directories(), ["initdb", "postgres", "psql"])?;
         let data = own.path().join("data");
@@ -107,7 +107,7 @@ impl Postgresql {
         Some(Postgresql { _server: server, psql })
     }
 
-    /// What the client program prints for a statement, asked at this address.
+    /// Output of the client program for a statement sent to this address.
     #[track_caller]
     fn ask(&self, address: SocketAddr, options: &str, statement: &str) -> String {
         let connection = format!("host={} port={} user=gale dbname=postgres {options}", address.ip(), address.port());
@@ -122,7 +122,7 @@ impl Postgresql {
     }
 }
 
-/// As nobody, where the tests run as root.
+/// Sets an unprivileged user if the tests run as root.
 fn unprivileged(command: &mut Command) -> &mut Command {
     if is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
 }
@@ -137,12 +137,12 @@ fn postgresql_is_served(driver: Driver) {
     let address = server.directory.address(1);
     let plain = "sslmode=disable";
     assert_eq!(database.ask(address, plain, "SELECT 6 * 7").trim(), "42");
-    // A large result, and a large statement.
+    // A large result and a large statement.
     let rows = database.ask(address, plain, "SELECT repeat('x', 999) FROM generate_series(1, 20000)");
     assert_eq!(rows.len(), 20_000_000);
     let long = format!("SELECT length('{}')", "y".repeat(100_000));
     assert_eq!(database.ask(address, plain, &long).trim(), "100000");
-    // One session by hand, which the client program has no part in: start-up, a question, the end.
+    // One session without the client program: start-up, a query, the end.
     let mut client = Client::tcp(address);
     let parameters = b"\0\x03\0\0user\0gale\0database\0postgres\0\0";
     client.send([&((parameters.len() + 4) as u32).to_be_bytes()[..], parameters].concat());
@@ -162,7 +162,7 @@ fn postgresql_is_served(driver: Driver) {
     server.stop();
 }
 
-/// The kind and the contents of a message of the database's.
+/// Reads the type and the contents of a PostgreSQL message.
 #[track_caller]
 fn take_message(client: &mut Client) -> (u8, Vec<u8>) {
     let head = client.take(5);
@@ -170,8 +170,8 @@ fn take_message(client: &mut Client) -> (u8, Vec<u8>) {
     (head[0], client.take(length - 4))
 }
 
-/// TLS ends at the database, which shows the certificate that the client wants to see. (Up to version 16 a client asks
-/// for TLS in the clear first, so its hello is not the beginning of the session.)
+/// The database terminates TLS and sends the certificate that the client verifies. (Up to version 16 a client first
+/// asks for TLS in plaintext, so the session does not begin with the ClientHello.)
 fn postgresql_is_served_with_tls_of_its_own(driver: Driver) {
     let text = "server { listen %TCP%; proxy_pass %TCP2%; proxy_half_close on; }";
     let server = Setup::stream(driver, text).start();
@@ -181,7 +181,7 @@ fn postgresql_is_served_with_tls_of_its_own(driver: Driver) {
     let roots = own.path().join("authority.pem");
     let options = format!("sslmode=verify-full host=database.test sslrootcert={}", roots.display());
     let address = server.directory.address(1);
-    // `hostaddr` is where it connects, `host` the name of the certificate.
+    // `hostaddr` is the address to connect to, `host` the name in the certificate.
     let options = format!("hostaddr={} {options}", address.ip());
     let statement = "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
     assert!(database.ask(address, &options, statement).starts_with("TLSv1."));
@@ -219,7 +219,8 @@ fn a_session_of_ssh_outlives_a_reload(driver: Driver) {
     own.write("sshd_config", configuration);
     let mut command = if is_root() { Command::new("unshare") } else { Command::new(&sshd) };
     if is_root() {
-        // It wants this directory, which Debian's service makes for it: in mounts of its own, that nothing is left.
+        // sshd as root needs this directory, which Debian's service creates: in a private mount namespace, so nothing
+        // is left.
         let script = "mount -t tmpfs none /run && mkdir -m 755 /run/sshd && exec \"$0\" \"$@\"";
         command.args(["--mount", "sh", "-c", script]).arg(&sshd);
     }
@@ -251,7 +252,7 @@ fn a_session_of_ssh_outlives_a_reload(driver: Driver) {
     server.reload(&text);
     ask(b"after it\n");
     server.reload(&text.replace("worker_processes 2", "worker_processes 1"));
-    // As much as the pipes on the way hold; nobody reads meanwhile.
+    // In pieces that fit into the pipes, since the test does not read while it writes.
     (0..64).for_each(|round| ask(&[round; 16 << 10]));
     drop(input);
     let status = session.0.wait().expect("it ends");
@@ -259,7 +260,7 @@ fn a_session_of_ssh_outlives_a_reload(driver: Driver) {
     server.stop();
 }
 
-/// Who runs the tests.
+/// The user who runs the tests.
 fn user_name() -> String {
     let output = Command::new("id").arg("-un").output().expect("it starts");
     String::from_utf8(output.stdout).expect("text").trim().to_owned()

@@ -1,4 +1,4 @@
-//! What goes wrong with a session of stream: ends that reset, stall, die or send what they must not, at every point.
+//! Faults in a session of stream: peers that reset, stall, die or send malformed data, at every point.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -26,7 +26,7 @@ fn start(driver: Driver, text: &str) -> Server {
     Setup::stream(driver, &format!("{FORMAT}\n{text}")).start()
 }
 
-/// Waits until so many sessions are over.
+/// Waits until this many sessions are logged.
 #[track_caller]
 fn wait_sessions(server: &Server, count: usize) {
     server.directory.wait_until("the sessions are logged", |directory| {
@@ -38,7 +38,7 @@ fn connect(server: &Server, number: usize) -> TcpStream {
     patient(TcpStream::connect(server.directory.address(number)).expect("it listens"))
 }
 
-/// The same, which waits no longer than a failed test may take.
+/// Sets timeouts after which a test fails.
 fn patient(stream: TcpStream) -> TcpStream {
     stream.set_read_timeout(Some(DEADLINE)).expect("an option");
     stream.set_write_timeout(Some(DEADLINE)).expect("an option");
@@ -50,7 +50,7 @@ fn reset(stream: TcpStream) {
     rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).expect("an option");
 }
 
-/// Waits for the end, in whatever way it comes; what came before is dropped.
+/// Reads to the end of the connection, or to a reset; drops the data.
 #[track_caller]
 fn assert_ended(mut stream: TcpStream) {
     let mut bytes = vec![0; 1 << 16];
@@ -64,33 +64,33 @@ fn assert_ended(mut stream: TcpStream) {
     }
 }
 
-/// Sends without end, until the connection has ended.
+/// Sends data until the connection ends.
 fn send_without_end(mut stream: TcpStream) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || while stream.write_all(&[b'x'; 1 << 16]).is_ok() {})
 }
 
-/// Sends until nobody takes more.
+/// Sends data until all buffers are full.
 fn send_much(mut stream: &TcpStream) {
     stream.set_nonblocking(true).expect("an option");
     while stream.write(&[b'x'; 1 << 16]).is_ok() {}
     stream.set_nonblocking(false).expect("an option");
 }
 
-/// What has passed when an end is reset.
+/// The data that has passed when one side is reset.
 #[derive(Clone, Copy, Debug)]
 enum Point {
     Nothing,
     Question,
     Answer,
-    /// The client has sent as much as anybody takes, and the server reads nothing.
+    /// The client has filled all buffers, and the upstream server reads nothing.
     Upload,
-    /// The other way round.
+    /// The upstream server has filled all buffers, and the client reads nothing.
     Download,
 }
 
 fn a_reset_at_any_point_ends_both_sides(driver: Driver) {
     let backend = Backend::tcp();
-    // Where a reset cannot be seen because what came before it is not taken, the session ends by its timeout.
+    // A reset that cannot be seen, because earlier data is not read, ends the session by its timeout.
     let text = format!(
         "proxy_timeout 2s; server {{ listen %TCP%; proxy_pass {0}; %LOG% }}
          server {{ listen %TCP2%; proxy_pass {0}; proxy_half_close on; %LOG% }}
@@ -125,7 +125,7 @@ fn a_reset_at_any_point_ends_both_sides(driver: Driver) {
             }
         }
     }
-    // A server that resets at once may not have been connected to yet.
+    // The connection to a server that resets at once may not have been established yet.
     let log = server.directory.read("access.log");
     assert!(log.lines().all(|line| line.starts_with("200 ") || line.starts_with("502 0 0")), "{log}");
 }
@@ -144,7 +144,7 @@ fn a_side_that_stalls_ends_the_session(driver: Driver) {
     let setup = Setup::stream(driver, &text);
     let server = setup.file("one.pem", &pair.certificate).file("one.key", &pair.key).start();
     for number in [1, 2] {
-        // The client takes nothing, the server does not, and the server has ended while the client says nothing.
+        // The client does not read; the server does not read; the server has ended while the client sends nothing.
         let client = connect(&server, number);
         send_without_end(backend.accept_tcp()).join().unwrap();
         assert_ended(client);
@@ -178,7 +178,7 @@ fn a_server_that_dies_before_its_handshake_is_over_is_a_failure(driver: Driver) 
         drop,
         reset,
         |mut stream| stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap(),
-        // The head of a message that never comes.
+        // The head of a message that never arrives.
         |mut stream| stream.write_all(&[22, 3, 3, 0x40, 0, 2, 0, 0, 100]).unwrap(),
     ];
     for (index, fail) in ways.into_iter().enumerate() {
@@ -186,7 +186,7 @@ fn a_server_that_dies_before_its_handshake_is_over_is_a_failure(driver: Driver) 
         let mut stream = patient(first.accept_tcp());
         stream.read_exact(&mut [0; 5]).unwrap();
         fail(stream);
-        // The next one is tried with a handshake of its own.
+        // The next server is tried with a new handshake.
         let mut other = patient(second.accept_tcp());
         let mut head = [0; 5];
         other.read_exact(&mut head).unwrap();
@@ -211,7 +211,7 @@ fn a_server_that_dies_in_the_middle_ends_the_session_and_no_other(driver: Driver
         lives.address()
     );
     let server = start(driver, &text);
-    // Nobody else takes this address when it is free again.
+    // No other test uses this address while it is free.
     let dies = TcpListener::bind(server.directory.address(3)).unwrap();
     let mut other = connect(&server, 2);
     let mut behind_other = lives.accept_tcp();
@@ -222,11 +222,11 @@ fn a_server_that_dies_in_the_middle_ends_the_session_and_no_other(driver: Driver
     client.read_exact(&mut half).unwrap();
     reset(behind);
     drop(dies);
-    // What it had said is there, and then the end.
+    // The data sent before the reset arrives, then the end.
     assert_eq!(&half, b"half of an ans");
     assert_ended(client);
     server.wait_logged("recv() failed (104: Connection reset by peer) while proxying and reading from upstream");
-    // Who comes now is told at once.
+    // A new client is disconnected at once.
     assert_ended(connect(&server, 1));
     server.wait_logged("connect() failed (111: Connection refused) while connecting to upstream");
     other.write_all(b"question").unwrap();
@@ -268,7 +268,7 @@ fn first_messages_that_are_cut_or_malformed_hold_nothing_up(driver: Driver) {
     let mut hello = Vec::new();
     Tls::new(&authority).session("one.test").write_tls(&mut hello).unwrap();
     let mut count = 0;
-    // Cut by silence at any point: the time is over. Cut by the end of the connection: so is the session.
+    // If the hello stops at any point, the preread times out; if the connection ends there, so does the session.
     for length in [1, 3, 5, 6, 9, 40, 60, hello.len() - 1] {
         let mut silent = connect(&server, 1);
         silent.write_all(&hello[..length]).unwrap();
@@ -283,14 +283,14 @@ fn first_messages_that_are_cut_or_malformed_hold_nothing_up(driver: Driver) {
         count += 3;
         wait_sessions(&server, count);
     }
-    // What is no first message of TLS is the server's to judge, as it is.
+    // Anything but a ClientHello is passed on unchanged for the server to judge.
     let with = |change: fn(&mut Vec<u8>)| {
         let mut changed = hello.clone();
         change(&mut changed);
         changed
     };
     let malformed = [
-        // An alert, another message, and lengths that contradict each other.
+        // An alert, another message, and contradictory lengths.
         with(|bytes| bytes[0] = 21),
         with(|bytes| bytes[5] = 2),
         with(|bytes| bytes[43] = 0xff),
@@ -321,12 +321,12 @@ fn headers_that_are_cut_or_forged_are_refused(driver: Driver) {
     let answer = |bytes: &[u8]| {
         let mut client = connect(&server, 1);
         client.write_all(bytes).unwrap();
-        // It may have been refused already.
+        // The header may have been rejected already.
         let _ = client.shutdown(std::net::Shutdown::Write);
         let mut text = String::new();
         client.read_to_string(&mut text).map(|_| text)
     };
-    // Whole ones: with an address, for the proxy itself, with values whose lengths are wrong, which are nobody's.
+    // Complete headers: with an address, for the proxy itself, with values of wrong lengths, which are ignored.
     assert_eq!(answer(&binary(0x21, 0x11, 12, &inet)).unwrap(), "192.0.2.1.");
     assert_eq!(answer(&binary(0x20, 0x11, 12, &inet)).unwrap(), ".");
     assert_eq!(answer(&binary(0x21, 0x11, 15, &[&inet[..], &[1, 0xff, 0xff]].concat())).unwrap(), "192.0.2.1.");
@@ -335,7 +335,7 @@ fn headers_that_are_cut_or_forged_are_refused(driver: Driver) {
         binary(0x11, 0x11, 12, &inet),
         binary(0x31, 0x11, 12, &inet),
         binary(0x2f, 0x11, 12, &inet),
-        // Less than addresses of the family take, and more than there may be.
+        // Shorter than the addresses of the family, and longer than allowed.
         binary(0x21, 0x11, 11, &inet[..11]),
         binary(0x21, 0x21, 12, &inet),
         binary(0x21, 0x11, 0xffff, &inet),
@@ -356,7 +356,7 @@ fn headers_that_are_cut_or_forged_are_refused(driver: Driver) {
     wait_sessions(&server, 3 + refused.len());
     let log = server.directory.read("access.log");
     assert_eq!(log.lines().filter(|line| line.starts_with("400 ")).count(), refused.len(), "{log}");
-    // Cut by silence.
+    // Cut without an end: the timeout applies.
     let mut silent = connect(&server, 2);
     silent.write_all(&binary(0x21, 0x11, 12, &inet[..5])).unwrap();
     assert_ended(silent);
@@ -365,7 +365,7 @@ fn headers_that_are_cut_or_forged_are_refused(driver: Driver) {
 
 fn a_server_over_udp_that_dies_in_the_middle_ends_the_session(driver: Driver) {
     let server = start(driver, "server { listen %TCP% udp; proxy_pass %TCP3%; %LOG% }");
-    // Nobody else takes this address when it is free again.
+    // No other test uses this address while it is free.
     let address = server.directory.address(3);
     let behind = UdpSocket::bind(address).unwrap();
     behind.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -380,7 +380,7 @@ fn a_server_over_udp_that_dies_in_the_middle_ends_the_session(driver: Driver) {
     client.send(b"two").unwrap();
     server.wait_logged("(111: Connection refused) while proxying connection, udp client: 127.0.0.1, server: ");
     wait_sessions(&server, 1);
-    // Once it is back the client has a session again.
+    // Once the server is back, the client gets a new session.
     let behind = UdpSocket::bind(address).unwrap();
     behind.set_read_timeout(Some(DEADLINE)).unwrap();
     client.send(b"three").unwrap();

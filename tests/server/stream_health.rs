@@ -1,4 +1,5 @@
-//! Active health checks of stream (`health_check`, `match`) over real sockets: servers that turn ill and well.
+//! Active health checks of stream (`health_check`, `match`) over real sockets: servers that become unhealthy and
+//! healthy again.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -19,7 +20,7 @@ with_each_driver!(
     wrong_checks_are_refused,
 );
 
-/// A server that answers `PING` as it is told to, and `WHO?` with its name.
+/// A server that answers `PING` as the test says, and `WHO?` with its name.
 struct Peer {
     address: SocketAddr,
     is_well: Arc<AtomicBool>,
@@ -31,13 +32,13 @@ impl Peer {
         let address = listener.local_addr().expect("an address");
         let is_well = Arc::new(AtomicBool::new(is_well));
         let health = Arc::clone(&is_well);
-        // It ends with the process.
+        // The thread ends with the process.
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (mut stream, health) = (stream, Arc::clone(&health));
                 thread::spawn(move || {
                     let mut question = [0; 4];
-                    // A client that says nothing has an end, too.
+                    // Ends when the client closes the connection.
                     while stream.read_exact(&mut question).is_ok() {
                         let answer: &[u8] = match &question {
                             b"PING" if health.load(Ordering::SeqCst) => b"+PONG\r\n",
@@ -59,7 +60,7 @@ impl Peer {
     }
 }
 
-/// Who serves a session.
+/// Name of the server of a new session.
 fn served_by(server: &Server) -> Vec<u8> {
     let mut client = server.connect();
     client.send("WHO?");
@@ -97,7 +98,7 @@ fn an_ill_server_gets_no_sessions_until_it_is_well(driver: Driver) {
 
 fn a_server_that_is_not_there_is_ill(driver: Driver) {
     let there = Peer::start(b"1", true);
-    // Nobody listens there: another test's addresses are others.
+    // An address without a listener: other tests use other addresses.
     let text = format!(
         "upstream group {{ server %TCP2%; server {}; }}
          server {{ listen %UNIX%; proxy_pass group; health_check interval=20ms; }}",

@@ -1,4 +1,4 @@
-//! Sessions over UDP: whose datagram is whose, and when a session is over.
+//! Sessions over UDP: the assignment of datagrams to sessions, and the end of a session.
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, UdpSocket};
@@ -48,14 +48,14 @@ fn start(driver: Driver, text: &str) -> Server {
     Setup::stream(driver, &format!("{FORMAT}\n{text}")).start()
 }
 
-/// A socket that waits for what is to come, and no longer than a failed test may take.
+/// A socket with a receive timeout after which a test fails.
 fn socket() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
     socket.set_read_timeout(Some(DEADLINE)).expect("an option");
     socket
 }
 
-/// A client of the server's address of this number.
+/// A client connected to the server's address of this number.
 fn client(server: &Server, number: usize) -> UdpSocket {
     let socket = socket();
     socket.connect(server.directory.address(number)).expect("an address");
@@ -91,7 +91,7 @@ fn datagrams_pass_both_ways_and_are_counted(driver: Driver) {
     client.send(b"one").unwrap();
     let (first, from) = next(&behind);
     assert_eq!(first, b"one");
-    // One after the other: two loops hear the socket.
+    // One datagram at a time, since two loops read the socket.
     client.send(b"").unwrap();
     assert_eq!(next(&behind), (Vec::new(), from));
     client.send(b"three").unwrap();
@@ -137,7 +137,7 @@ fn a_session_ends_with_its_last_answer(driver: Driver) {
 }
 
 fn requests_beyond_a_sessions_own_begin_another(driver: Driver) {
-    // One loop keeps the order in which datagrams come; two that hear the one socket need not.
+    // One loop keeps the order of datagrams; two loops that read one socket need not.
     for (loops, is_in_order) in [("worker_processes 1", true), ("worker_processes 2", false)] {
         let behind = socket();
         let address = behind.local_addr().unwrap();
@@ -175,7 +175,7 @@ fn requests_beyond_a_sessions_own_begin_another(driver: Driver) {
 fn a_client_keeps_its_server_whichever_loop_hears_it(driver: Driver) {
     let behind = socket();
     let address = behind.local_addr().unwrap();
-    // Two loops hear the one socket.
+    // Two loops read the one socket.
     let server = start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; }}"));
     let clients: Vec<UdpSocket> = (0..8).map(|_| client(&server, 1)).collect();
     let mut ports = HashSet::new();
@@ -199,7 +199,7 @@ fn answers_come_from_the_address_that_was_asked(driver: Driver) {
     let server = start(driver, &format!("server {{ listen %PORT% udp; proxy_pass {address}; }}"));
     let own = server.directory.address(1);
     for host in [own.ip(), "127.0.0.1".parse().unwrap()] {
-        // A connected socket hears nobody else.
+        // A connected socket receives from no other address.
         let client = socket();
         client.connect((host, own.port())).unwrap();
         client.send(b"x").unwrap();
@@ -229,7 +229,7 @@ fn one_socket_serves_both_families(driver: Driver) {
     ] {
         let client = if host.is_ipv4() { socket() } else { UdpSocket::bind("[::1]:0").unwrap() };
         client.set_read_timeout(Some(DEADLINE)).unwrap();
-        // A connected socket hears nobody else.
+        // A connected socket receives from no other address.
         client.connect((host, own.port())).unwrap();
         client.send(b"x").unwrap();
         let (_, from) = next(&behind);
@@ -303,7 +303,7 @@ fn long_and_joined_datagrams_are_whole(driver: Driver) {
         behind.send_to(&bytes, from).unwrap();
         assert!(next(&client).0 == bytes, "{length} bytes to the client");
     }
-    // One call sends ten of them, of which the last one is shorter; the kernel may join them again.
+    // One call sends nine full segments and a shorter one; the kernel may join them again.
     const SEGMENT: usize = 1200;
     let bytes: Vec<u8> = (0..9 * SEGMENT + 7).map(|index| (index % 249) as u8).collect();
     send_segments(&client, &bytes, SEGMENT as u16);
@@ -320,7 +320,7 @@ fn answers_in_segments_are_whole_from_the_first_on(driver: Driver) {
     let client = client(&server, 1);
     client.send(b"question").unwrap();
     behind.connect(next(&behind).1).unwrap();
-    // The first ones come before the kernel is asked to join answers, the others after.
+    // The first segments arrive before the kernel is asked to join answers, the others after.
     for _ in 0..3 {
         send_segments(&behind, &[7; 250], 100);
         assert_eq!([(); 3].map(|()| next(&client).0.len()), [100, 100, 50]);
@@ -344,7 +344,7 @@ fn what_arrives_together_leaves_together_in_order(driver: Driver) {
         assert_eq!(text(client), "answer");
         sessions.push(from);
     }
-    // Joined datagrams stay so, and the kernel joins none by itself over the loopback device.
+    // Datagrams joined by Gale stay joined; the kernel itself joins none over the loopback device.
     [&behind, &clients[0], &clients[1]].into_iter().for_each(|socket| set_option(socket, libc::UDP_GRO, 1));
     server.with_worker_stopped(|| {
         for number in 0..COUNT {
@@ -375,14 +375,14 @@ fn what_arrives_together_leaves_together_in_order(driver: Driver) {
     }
 }
 
-/// A datagram of this client. Not all of its datagrams have the same length.
+/// A datagram of this client with this number. Lengths differ between some of its datagrams.
 fn numbered(client: u8, number: u8) -> Vec<u8> {
     let mut bytes = vec![client; if number == 20 { 700 } else { 1200 }];
     bytes[1] = number;
     bytes
 }
 
-/// So many datagrams, by client and number, and in how many pieces they came.
+/// Receives `count` datagrams; returns them by client and number, and the number of pieces in which they arrived.
 fn received_numbers(socket: &UdpSocket, count: usize) -> (Vec<(u8, u8)>, usize) {
     let (mut numbers, mut pieces) = (Vec::new(), 0);
     while numbers.len() < count {
@@ -405,7 +405,7 @@ fn joined_datagrams_are_divided_for_a_unix_socket(driver: Driver) {
     behind.set_read_timeout(Some(DEADLINE)).expect("an option");
     let server = start(driver, &format!("server {{ listen %TCP% udp; proxy_pass unix:{}; }}", path.display()));
     let client = client(&server, 1);
-    // The first ones wait for the server, the others go on at once.
+    // The first datagrams wait for the upstream server, the others are sent at once.
     for _ in 0..3 {
         send_segments(&client, &[7; 250], 100);
         let lengths = [(); 3].map(|()| behind.recv(&mut [0; 1000]).expect("a datagram"));
@@ -413,7 +413,7 @@ fn joined_datagrams_are_divided_for_a_unix_socket(driver: Driver) {
     }
 }
 
-/// Has the kernel divide what is sent (`UDP_SEGMENT`).
+/// Sends bytes that the kernel divides into segments (`UDP_SEGMENT`).
 fn send_segments(socket: &UdpSocket, bytes: &[u8], segment: u16) {
     set_option(socket, libc::UDP_SEGMENT, segment.into());
     socket.send(bytes).expect("sent");
@@ -421,7 +421,7 @@ fn send_segments(socket: &UdpSocket, bytes: &[u8], segment: u16) {
 
 fn set_option(socket: &UdpSocket, option: libc::c_int, value: libc::c_int) {
     use std::os::fd::AsRawFd;
-    // SAFETY: the kernel reads an integer that is there.
+    // SAFETY: the kernel reads an integer that is alive during the call.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -447,7 +447,7 @@ fn a_flood_of_clients_takes_no_more_than_there_is(driver: Driver) {
         client.send(b"x").unwrap();
     }
     server.wait_logged("20 worker_connections are not enough");
-    // Those that have a session go on.
+    // Existing sessions continue.
     let (_, from) = next(&behind);
     behind.send_to(b"y", from).unwrap();
     clients.iter().for_each(|client| client.set_nonblocking(true).unwrap());
@@ -465,13 +465,13 @@ fn sessions_that_are_silent_longest_end_for_new_ones(driver: Driver) {
     let text = format!("{FORMAT}\nserver {{ listen %TCP% udp; proxy_pass {address}; %LOG% }}");
     let text = stream_configuration(driver, &text).replace("worker_connections 128", "worker_connections 20");
     let server = Setup::configuration(&text.replace("worker_processes 2", "worker_processes 1")).start();
-    // Two connections for each session. The bytes tell them apart.
+    // Each session takes two connections. Its datagram's length identifies the client.
     let clients: Vec<UdpSocket> = (0..10).map(|_| client(&server, 1)).collect();
     for (number, client) in clients.iter().enumerate() {
         client.send(&vec![b'x'; number + 1]).unwrap();
         assert_eq!(next(&behind).0.len(), number + 1);
     }
-    // The first one goes on talking; the others have been silent long enough in the end.
+    // The first session stays active; the others become idle for long enough in the end.
     let newcomer = client(&server, 1);
     behind.set_read_timeout(Some(std::time::Duration::from_millis(10))).unwrap();
     let end = std::time::Instant::now() + DEADLINE;
@@ -562,7 +562,7 @@ fn a_session_without_answers_ends_with_its_last_request(driver: Driver) {
 fn what_waits_for_the_rate_reaches_the_server_before_a_session_ends(driver: Driver) {
     let behind = socket();
     let address = behind.local_addr().unwrap();
-    // A datagram waits for longer than the session may be silent.
+    // A datagram waits for longer than the session's timeout.
     let text = format!(
         "server {{ listen %TCP% udp; proxy_pass {address}; proxy_requests 3; proxy_responses 0; %LOG%
              proxy_upload_rate 1000; proxy_timeout 20ms; }}"
@@ -571,7 +571,7 @@ fn what_waits_for_the_rate_reaches_the_server_before_a_session_ends(driver: Driv
         Setup::stream(driver, &format!("{FORMAT}\n{text}")).replace("worker_processes 2", "worker_processes 1");
     let server = server.start();
     let client = client(&server, 1);
-    // All have come before the time of the session begins.
+    // All datagrams have arrived before the session's timeout starts.
     server.with_worker_stopped(|| (0..3).for_each(|_| _ = client.send(&[7; 100]).unwrap()));
     let ports: HashSet<u16> = (0..3).map(|_| next(&behind).1.port()).collect();
     assert_eq!(ports.len(), 1, "one session");
@@ -606,7 +606,7 @@ fn foreign_addresses_can_be_sent_from(driver: Driver) {
     );
     let server = Setup::configuration(&support::configuration(driver, &text)).start();
     client(&server, 1).send(b"x").unwrap();
-    // Whether the network carries it is another matter.
+    // The message comes whether or not the network delivers the datagram.
     server.wait_logged("udp proxy 192.0.2.1:");
 }
 
@@ -616,7 +616,7 @@ fn a_datagram_that_is_too_long_is_no_failure_of_the_server(driver: Driver) {
     let server =
         start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_protocol v2; %LOG% }}"));
     let client = client(&server, 1);
-    // With the header it is longer than a datagram may be.
+    // With the header it is longer than the maximum of a datagram.
     client.send(&vec![7; 65_507]).unwrap();
     client.send(b"two").unwrap();
     let (bytes, from) = next(&behind);
@@ -631,7 +631,7 @@ fn truncated_datagrams_are_told_and_not_passed_on(driver: Driver) {
     let bind = |name: &str| {
         let path = own.path().join(name);
         let socket = UnixDatagram::bind(&path).expect("a socket");
-        // The worker may be somebody else.
+        // The worker may run as another user.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).expect("ours");
         socket.set_read_timeout(Some(DEADLINE)).expect("an option");
         socket
@@ -647,7 +647,7 @@ fn truncated_datagrams_are_told_and_not_passed_on(driver: Driver) {
     let mut bytes = [0; 100];
     let count = behind.recv(&mut bytes).expect("a datagram");
     assert_eq!(&bytes[..count], b"whole");
-    // What was lost belongs to no session.
+    // Truncated datagrams belong to no session.
     server.wait_logged("udp client unix:");
     server.stop();
 }
@@ -679,7 +679,7 @@ fn clients_are_served_while_loops_leave(driver: Driver) {
         assert_eq!(next(&client).0, [number]);
         client
     };
-    // Sessions keep the loops at the address.
+    // The sessions keep the removed loops at the address.
     let _old: Vec<UdpSocket> = (0..24).map(talk).collect();
     server.reload(&text.replace("worker_processes 2", "worker_processes 1"));
     let talk = |number: u8| {
@@ -693,7 +693,7 @@ fn clients_are_served_while_loops_leave(driver: Driver) {
 fn sessions_survive_a_reload(driver: Driver) {
     let behind = socket();
     let address = behind.local_addr().unwrap();
-    // In a sandbox more loops with io_uring would be in another process.
+    // With a sandbox, more loops with io_uring would need another process.
     let text_of = |listen: &str| {
         let text = format!("{FORMAT}\nserver {{ {listen} proxy_pass {address}; %LOG% }}");
         format!("sandbox off;\n{}", stream_configuration(driver, &text))
@@ -704,7 +704,7 @@ fn sessions_survive_a_reload(driver: Driver) {
     let (_, from_one) = next(&behind);
     other.send(b"2").unwrap();
     let (_, from_other) = next(&behind);
-    // Another number of loops changes where the kernel's hash leads.
+    // Another number of loops changes the targets of the kernel's hash.
     let reloaded = text_of("listen %TCP% udp reuseport;").replace("worker_processes 2", "worker_processes 3");
     server.reload(&reloaded);
     for round in 0..10u8 {
@@ -713,7 +713,7 @@ fn sessions_survive_a_reload(driver: Driver) {
         behind.send_to(&[round], from_one).unwrap();
         assert_eq!(next(&one).0, [round]);
     }
-    // What has begun at an address that is gone goes on, and nothing begins there.
+    // A session at a removed address continues, and none begins there.
     other.send(b"3").unwrap();
     assert_eq!(next(&behind), (b"3".to_vec(), from_other));
     behind.send_to(b"4", from_other).unwrap();
@@ -747,7 +747,7 @@ fn tcp_and_udp_share_a_port(driver: Driver) {
     assert_eq!(server.connect_tcp(1).read_to_end(), b"tcp");
 }
 
-/// A program that is served, if it is installed. It ends with the test.
+/// A server program, if it is installed; killed when the test ends.
 struct Daemon(std::process::Child);
 
 impl Drop for Daemon {
@@ -783,7 +783,7 @@ fn dnsmasq_is_served(driver: Driver) {
     client.send(question).unwrap();
     let (answer, _) = next(&client);
     assert!(answer.starts_with(b"\x12\x34") && answer.ends_with(&[192, 0, 2, 9]), "{answer:?}");
-    // The same over TCP, where a length goes before.
+    // The same over TCP, with the length in front.
     let mut client = server.connect_tcp(1);
     client.send([&(question.len() as u16).to_be_bytes()[..], question].concat());
     let length = client.take(2);

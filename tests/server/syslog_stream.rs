@@ -1,4 +1,4 @@
-//! Logs that go to a syslog server over TCP and TLS: framing, servers that are gone, hang or are not trusted.
+//! Logs sent to a syslog server over TCP and TLS: framing, and servers that are down, hang or are not trusted.
 
 use std::io::{BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -20,7 +20,7 @@ with_each_driver!(
     reload_keeps_the_connection_and_the_master_logs_over_one_of_its_own,
 );
 
-/// What comes from a log.
+/// Receives the messages of a log.
 struct Receiver<S: Read>(BufReader<S>);
 
 impl<S: Read> Receiver<S> {
@@ -28,7 +28,7 @@ impl<S: Read> Receiver<S> {
         Receiver(BufReader::new(stream))
     }
 
-    /// `LENGTH MESSAGE`
+    /// Reads `LENGTH MESSAGE`.
     #[track_caller]
     fn message(&mut self) -> String {
         let mut byte = || {
@@ -43,7 +43,7 @@ impl<S: Read> Receiver<S> {
         String::from_utf8(message).expect("text")
     }
 
-    /// The next message with this in it.
+    /// Reads up to the next message that contains the text.
     #[track_caller]
     fn message_with(&mut self, text: &str) -> String {
         std::iter::repeat_with(|| self.message()).find(|message| message.contains(text)).expect("it comes")
@@ -62,7 +62,7 @@ fn listen() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// A server whose requests are logged there.
+/// A server that logs its requests to `target`.
 fn logging_to(driver: Driver, target: &str) -> Setup {
     Setup::http(
         driver,
@@ -92,7 +92,7 @@ fn server_that_comes_back_gets_what_was_logged_meanwhile(driver: Driver) {
     let mut receiver = Receiver::of(accept(&listener));
     assert!(receiver.message().ends_with("/before"));
     drop((receiver, listener));
-    // One client, and so one loop: the lines of several have no order.
+    // One client and so one loop: the lines of several loops have no order.
     let mut client = server.connect();
     for number in 0..100 {
         assert_eq!(client.get(&format!("/meanwhile/{number}")).status, 200);
@@ -106,12 +106,12 @@ fn server_that_comes_back_gets_what_was_logged_meanwhile(driver: Driver) {
     for (number, message) in messages.iter().enumerate() {
         assert!(message.ends_with(&format!(" /meanwhile/{number}")), "{message}");
     }
-    // Without the [alert] that ends other tests: it is what is wanted here.
+    // Ends the server without the check for [alert] lines, since this test expects one.
     server.end(rustix::process::Signal::TERM);
 }
 
 fn server_that_hangs_delays_no_request_and_no_other_log(driver: Driver) {
-    // Nobody accepts, and nobody reads.
+    // The server neither accepts nor reads.
     let (_listener, address) = listen();
     let other = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let text = format!(
@@ -123,7 +123,7 @@ fn server_that_hangs_delays_no_request_and_no_other_log(driver: Driver) {
     let mut server = Setup::http(driver, &text).start();
     let mut client = server.connect();
     let target = format!("/x?long={}", "x".repeat(16_000));
-    // More than the sockets take.
+    // More than the sockets hold.
     for _ in 0..300 {
         assert_eq!(client.get(&target).status, 200);
     }
@@ -161,7 +161,7 @@ fn lines_come_over_tls_to_a_server_with_the_right_name_alone(driver: Driver) {
     let error = refused.read(&mut [0; 100]).expect_err("an alert of the client's");
     assert!(error.to_string().contains("fatal alert"), "{error}");
     server.wait_logged(&format!("write() to \"syslog:server=tls://{address}\" failed (SSL certificate does not match"));
-    // Without a file that can be read there is no server.
+    // Without a readable file of certificates the syslog server is not used.
     server.reload(&configuration.replace("authority.pem", "nothing.pem"));
     server.wait_logged("cannot load trusted certificates \"");
     server.end(rustix::process::Signal::TERM);
@@ -173,7 +173,7 @@ fn reload_keeps_the_connection_and_the_master_logs_over_one_of_its_own(driver: D
     let text = http_configuration(driver, "server { listen %UNIX%; root %DIR%/nothing; }").replace("events {", &log);
     let mut server = Setup::configuration(&text).start();
     let of_master = format!(" [notice] {}#", server.pid());
-    // The master's and the worker's, in some order.
+    // The connections of the master and the worker, in either order.
     let connections = [accept(&listener), accept(&listener)].map(Receiver::of);
     let (mut masters, mut workers): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
     for mut receiver in connections {

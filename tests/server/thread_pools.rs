@@ -1,7 +1,6 @@
-//! Thread pools through the real binary: named ones, their limits, what a reload makes of them, and how they end.
-//!
-//! The directive `test_pool` has a thread of a pool connect to a Unix socket of the test and wait there until it is let
-//! go: so a test knows that a task has begun, and decides when it ends.
+//! Thread pools through the real binary: named pools, their limits, reloads, and their end.  The directive `test_pool`
+//! makes a pool's thread connect to a Unix socket of the test and wait there until it is released: so a test knows that
+//! a task has begun, and decides when it ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,8 +30,8 @@ with_each_driver!(
     a_task_that_hangs_does_not_hold_up_the_end,
 );
 
-/// `test_pool` in three forms, and the state of the pools. One worker, unless a test says otherwise: what one
-/// connection has sent before another one is answered has been looked at.
+/// `test_pool` in three forms, and the state of the pools. One worker, unless a test says otherwise: bytes that one
+/// connection has sent before another is answered have been processed.
 const LOCATIONS: &str = "
     keepalive_requests 1000000;
     location = /one { test_pool one %DIR%/gate; }
@@ -53,7 +52,7 @@ fn start(driver: Driver, pools: &str) -> (Server, Gate) {
     (server, gate)
 }
 
-/// Sends a request and does not wait for the answer.
+/// Sends a request without waiting for the response.
 fn ask(server: &Server, path: &str) -> Client {
     let mut client = server.connect();
     client.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
@@ -66,7 +65,7 @@ fn assert_done(client: &mut Client) {
     assert_eq!((response.status, response.text()), (200, "done"));
 }
 
-/// The line about a pool in the state of the pools.
+/// The line about this pool in the state of the pools.
 fn state_of(server: &Server, pool: &str) -> Option<String> {
     let text = server.get("/pools").text().to_owned();
     text.lines().find(|line| line.starts_with(&format!("{pool} "))).map(str::to_owned)
@@ -111,7 +110,7 @@ fn a_queue_holds_so_many_and_overflows_in_nginxs_words(driver: Driver) {
     server.wait_logged("thread pool \"one\" queue overflow: 2 tasks waiting");
     assert!(gate.is_empty());
     drop(first);
-    // In the order in which they came.
+    // In the order of their arrival.
     assert_eq!(gate.task().says(), "2");
     assert_eq!(gate.task().says(), "3");
     clients.iter_mut().for_each(assert_done);
@@ -154,7 +153,7 @@ fn a_client_that_leaves_takes_its_task_along(driver: Driver) {
     drop(waiting);
     server.directory.wait_line("access.log", "GET /one?leaves HTTP/1.1\" 499 0");
     assert_state(&server, "one", &["running=1", "waiting=0"]);
-    // Its place is free, and its turn never comes.
+    // Its place is free, and its task is never run.
     let mut next = ask(&server, "/one?next");
     drop(first);
     assert_eq!(gate.task().says(), "next");
@@ -182,7 +181,7 @@ fn a_client_that_has_only_ended_its_own_direction_is_answered(driver: Driver) {
 }
 
 fn a_look_at_a_file_waits_no_longer_than_its_client_and_fails_when_the_pool_is_full(driver: Driver) {
-    // Owners of links are compared in the pool.
+    // The pool's threads compare the owners of links.
     let tried = "location = /page { root %DIR%; disable_symlinks if_not_owner; try_files $uri =404; }";
     let text = configuration(driver, "thread_pool one threads=1; thread_pool default threads=1 max_queue=1;")
         .replace("location = /one", &format!("{tried} location = /one"));
@@ -225,7 +224,7 @@ fn an_upload_waits_for_a_pool_that_is_full(driver: Driver) {
     drop(only_thread);
     assert_done(&mut running);
     assert_eq!(client.response().text(), "taken");
-    // The thread that has written is not free yet when the next write comes.
+    // The thread that has written may still be busy when the next write comes.
     for _ in 0..20 {
         client.send(upload(300_000));
         let response = client.response();
@@ -269,14 +268,14 @@ fn a_device_that_hangs_leaves_half_of_its_pool(driver: Driver) {
     server.stop();
 }
 
-/// A file system that is mounted and has nobody behind it: whoever looks into it waits until this is dropped.
+/// A mounted file system without a server: operations on it hang until this is dropped.
 struct DeadFileSystem {
     directory: Directory,
     connection: Option<fs::File>,
 }
 
 impl DeadFileSystem {
-    /// `None`, and a skip, where it cannot be mounted: in a container that forbids it.
+    /// Returns `None`, with a skip, if mounting is not permitted, as in some containers.
     fn mount() -> Option<DeadFileSystem> {
         let mounted = DeadFileSystem::try_mount();
         if mounted.is_none() {
@@ -304,7 +303,7 @@ impl DeadFileSystem {
         self.directory.path().join("dead")
     }
 
-    /// From now on whoever looks into it gets an error.
+    /// Makes all pending and further operations fail.
     fn end(&mut self) {
         self.connection = None;
     }
@@ -346,11 +345,11 @@ fn a_file_system_that_never_answers_holds_up_nobody_else(driver: Driver) {
         drop(gate.task());
         assert_done(&mut other);
     }
-    // The thread that did the last task may still be counted when its client has the answer.
+    // The thread of the last task may still be counted when its client has the response.
     server.directory.wait_until("pool as before", |_| {
         state_of(&server, "default").is_some_and(|state| state.contains("running=4 waiting=4"))
     });
-    // A part of the clients gives up, the others learn how it ends.
+    // Some clients disconnect, the others receive the error.
     drop(stuck.drain(..4));
     dead.end();
     for client in &mut stuck {
@@ -382,7 +381,7 @@ fn a_reload_changes_adds_and_removes_pools(driver: Driver) {
     let mut tasks = vec![gate.task(), gate.task()];
     clients.push(ask(&server, "/one?2"));
     assert_state(&server, "one", &["running=1", "waiting=1"]);
-    // With a second thread the one that waits begins, and nothing that runs is disturbed.
+    // With a second thread the waiting task begins, and the running one continues.
     server.reload(&configuration(driver, "thread_pool one threads=2 max_queue=5; thread_pool new threads=1;"));
     let mut second = gate.task();
     assert_eq!(second.says(), "2");
@@ -390,11 +389,11 @@ fn a_reload_changes_adds_and_removes_pools(driver: Driver) {
     assert_state(&server, "one", &["threads_max=2", "queue_max=5", "running=2", "waiting=0"]);
     clients.push(ask(&server, "/any?pool=new"));
     tasks.push(gate.task());
-    // What is no longer configured finishes what it has, for those that began with it.
+    // A removed pool finishes the tasks of requests that began with it.
     assert_eq!(server.get("/any?pool=old").status, 500);
     server.wait_logged("thread pool \"old\" not found");
     assert_state(&server, "old", &["running=1"]);
-    // Fewer threads than there are tasks: nothing new begins before there is room.
+    // Fewer threads than running tasks: no task begins until a thread is free.
     server.reload(&configuration(driver, "thread_pool one threads=1; thread_pool new threads=1;"));
     clients.push(ask(&server, "/one?3"));
     assert_state(&server, "one", &["threads_max=1", "queue_max=65536", "running=2", "waiting=1"]);
@@ -402,7 +401,7 @@ fn a_reload_changes_adds_and_removes_pools(driver: Driver) {
     drop(tasks);
     assert_eq!(gate.task().says(), "3");
     clients.iter_mut().for_each(assert_done);
-    // The old configuration is let go of within a second or so, and the pool with it.
+    // The old configuration is dropped within about a second, and the pool with it.
     server.directory.wait_until("end of the old pool", |_| state_of(&server, "old").is_none());
     assert_state(&server, "one", &["completed=3", "refused=0"]);
     server.stop();
@@ -413,7 +412,7 @@ fn reloads_under_load_lose_no_task(driver: Driver) {
     let socket = server.directory.path().join("gale.sock");
     let (is_over, all_answered, done) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|scope| {
-        // Opens the gate for whoever comes, until the last client has been answered.
+        // Releases every task until the last client has its response.
         let opener = scope.spawn(|| {
             while !all_answered.load(Ordering::SeqCst) {
                 drop(gate.task());
@@ -446,14 +445,14 @@ fn reloads_under_load_lose_no_task(driver: Driver) {
                 }
             };
             server.reload(&configuration(driver, &pools));
-            // Some of every configuration.
+            // Some tasks of every configuration.
             server.directory.wait_until("tasks after a reload", |_| done.load(Ordering::SeqCst) > before + 10);
         }
         is_over.store(true, Ordering::SeqCst);
         for client in clients {
             client.join().expect("every answer was right");
         }
-        // One more, so that the gate looks up.
+        // One more request, so that the gate's thread checks its flag.
         all_answered.store(true, Ordering::SeqCst);
         let mut last = ask(&server, "/one");
         assert_done(&mut last);
@@ -471,12 +470,12 @@ fn a_task_that_hangs_does_not_hold_up_the_end(driver: Driver) {
         assert_eq!(hanging.says(), "hangs");
         let waiting = ask(&server, "/one?waits");
         assert_state(&server, "one", &["running=1", "waiting=1"]);
-        // A graceful end waits for clients, and there are none any more.
+        // A graceful stop waits for clients, and none are left.
         drop((client, waiting));
         server.directory.wait_line("access.log", "GET /one?hangs HTTP/1.1\" 499 0");
         server.directory.wait_line("access.log", "GET /one?waits HTTP/1.1\" 499 0");
         server.end(signal);
-        // The thread held on to the very end.
+        // The thread held on until the process ended.
         hanging.wait_closed();
         assert!(gate.is_empty());
     }

@@ -1,8 +1,8 @@
 //! The cache node with three disks (`examples/three-disks.conf`) under load, while each disk in turn is slow, full,
 //! read-only, failing and hung, and recovers.
 //!
-//! Whatever a disk does: its share is answered, with the right bytes, from the disk or from the backend; the other
-//! shares are answered from their disks; no loop waits. When the disk is well again, so is its share of the cache.
+//! Requests for the disk's share are always answered with the right bytes, from the disk or from the backend; those for
+//! other shares are answered from their disks; no event loop blocks. A disk that has recovered caches its share again.
 
 use std::time::{Duration, Instant};
 
@@ -23,19 +23,19 @@ with_each_driver!(
 
 const DISKS: usize = 3;
 
-/// How many objects of each size the clients of a share ask for.
+/// Objects of each size in the share of a disk.
 const SMALL: usize = 4;
 const LARGE: usize = 2;
 
-/// How often a client asks for each of them.
+/// Requests of a client for each object.
 const ROUNDS: usize = 5;
 
 const CLIENTS: usize = 2;
 
-/// How long an operation of a slow disk takes.
+/// Duration of an operation on a slow disk.
 const CRAWL: Duration = Duration::from_millis(20);
 
-/// A disk that hangs does so for longer than this.
+/// A hung disk blocks an operation for longer than this.
 const LONG_WAIT_MS: u64 = 1000;
 
 fn a_slow_disk_costs_its_share_time_and_nobody_else_anything(driver: Driver) {
@@ -47,7 +47,7 @@ fn a_slow_disk_costs_its_share_time_and_nobody_else_anything(driver: Driver) {
 fn a_full_disk_costs_its_share_only_storing(driver: Driver) {
     let Some(node) = Node::start(driver) else { return };
     node.each_disk_in_turn(Condition::Full, |node, disk| {
-        // What it has is read as ever.
+        // Its stored objects are read as before.
         node.ask_for_all_of(disk, true);
         assert!(node.status(disk)["disk_errors"].as_u64() > Some(0));
     });
@@ -88,17 +88,17 @@ fn a_disk_that_hangs_has_its_share_answered_by_the_backend(driver: Driver) {
     node.stop();
 }
 
-/// The server with its three disks. (They go first: a process that waits for one cannot end.)
+/// The server with its three disks. (The disks are dropped first: a process that waits for one cannot end.)
 struct Node {
     disks: Vec<Disk>,
     server: Server,
     _backend: Serving,
-    /// What clients ask for, by the disk that has it.
+    /// Paths that clients request, by the disk that caches them.
     shares: Vec<Vec<String>>,
 }
 
 impl Node {
-    /// With all that its clients ask for in its caches. `None` where no disks can be had.
+    /// Starts the server and fills its caches. Returns `None` if no disks can be mounted.
     fn start(driver: Driver) -> Option<Node> {
         if !has_own_mounts() {
             return None;
@@ -113,7 +113,7 @@ impl Node {
         Some(node)
     }
 
-    /// So many of each size for each disk, whichever names those have.
+    /// Chooses this many objects of each size for each disk.
     fn choose_objects(&mut self) {
         for (kind, count) in [("small", SMALL), ("large", LARGE)] {
             let before: Vec<usize> = self.shares.iter().map(Vec::len).collect();
@@ -130,8 +130,8 @@ impl Node {
         }
     }
 
-    /// Has each disk be so for a while in which clients ask, calls `check` at the end of that, and waits until its
-    /// share of the cache is whole again.
+    /// Puts each disk into the condition while clients make requests, then calls `check`, and waits until the disk's
+    /// share of the cache is complete again.
     fn each_disk_in_turn(&self, condition: Condition, check: impl Fn(&Node, usize)) {
         for disk in 0..DISKS {
             self.disks[disk].set(condition);
@@ -145,8 +145,8 @@ impl Node {
         }
     }
 
-    /// Several clients of each share ask for all that it has, and for what nobody has asked for yet. All is answered,
-    /// and what lies on other disks than this one from there.
+    /// Several clients of each share request all its objects, and new ones. All requests are answered, and those for
+    /// the other disks from the cache.
     fn load(&self, bad: usize) {
         std::thread::scope(|scope| {
             for disk in 0..DISKS {
@@ -163,7 +163,7 @@ impl Node {
         });
     }
 
-    /// Asks for everything that clients of a share ask for, over one connection.
+    /// Requests all objects of a share over one connection.
     fn ask_for_all_of(&self, disk: usize, is_well: bool) {
         let mut client = self.server.connect();
         for path in &self.shares[disk] {
@@ -173,7 +173,7 @@ impl Node {
         }
     }
 
-    /// Asks for this, and looks at every byte. Returns how the cache was used, which disk that was, and the answer.
+    /// Requests a path and checks every byte. Returns the cache status, the number of the disk, and the response.
     fn ask(&self, client: &mut Client, path: &str) -> (String, usize, Response) {
         let began = Instant::now();
         let response = client.get(path);
@@ -184,7 +184,7 @@ impl Node {
         (response.header("X-Cache").unwrap().to_owned(), disk - 1, response)
     }
 
-    /// Waits until all that clients ask for of a share comes from its disk, and so does something new.
+    /// Waits until all objects of a share come from its disk, and a new one as well.
     fn wait_cached(&self, disk: usize) {
         let end = Instant::now() + DEADLINE;
         let is_of_it = |path: &String| self.ask(&mut self.server.connect(), path).1 == disk;
@@ -196,13 +196,13 @@ impl Node {
         }
     }
 
-    /// What the API says of a disk's cache.
+    /// The API's status of a disk's cache.
     fn status(&self, disk: usize) -> Value {
         let response = self.server.get(&format!("/api/9/http/caches/cache_{}", disk + 1));
         serde_json::from_slice(&response.body).expect("JSON")
     }
 
-    /// No loop waits for a disk, or has. (A page of the program that has to be read takes less.)
+    /// Checks that no event loop has blocked on a disk. (Reading a page of the program takes less time.)
     fn assert_no_loop_waits(&self) {
         let response = self.server.get("/api/9/gale/stalls");
         let stalls: Value = serde_json::from_slice(&response.body).expect("JSON");
@@ -217,7 +217,7 @@ impl Node {
     }
 }
 
-/// The example, but for addresses, and for what tells a test of its answers.
+/// The example with the test's addresses, and with header fields for the cache status and the disk.
 fn configuration(driver: Driver, disks: &[Disk], backend: &Serving) -> String {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/three-disks.conf"));
     let mut text = text.expect("an example");
@@ -228,7 +228,7 @@ fn configuration(driver: Driver, disks: &[Disk], backend: &Serving) -> String {
         "daemon off; worker_processes 2; pid %DIR%/pid; error_log %DIR%/error.log info; events {{ use {}; }}",
         driver.name()
     );
-    // So long that a busy machine is no disk that hangs.
+    // Long enough that a busy machine does not look like a hung disk.
     let of_http = "http { access_log off; proxy_cache_disk_timeout 4s;";
     let of_server = "listen %UNIX%; add_header X-Cache $upstream_cache_status; add_header X-Disk $disk;
         location /api/ { api; }";
@@ -239,7 +239,7 @@ fn configuration(driver: Driver, disks: &[Disk], backend: &Serving) -> String {
         .replace("256m", "1m")
 }
 
-/// A server of [`body_of`], with strong tags and parts.
+/// A backend that serves [`body_of`], with strong entity tags and ranges.
 fn backend() -> Serving {
     Backend::tcp().serve(|asked, client| {
         let body = body_of(&asked.target);
@@ -261,7 +261,7 @@ fn backend() -> Serving {
     })
 }
 
-/// Bytes of which no two paths, and no two places in one, have the same.
+/// A body of bytes that differ between paths, and between places of one path.
 fn body_of(path: &str) -> Vec<u8> {
     let size = if path.starts_with("/large") { 300_000 } else { 1000 };
     let seed = seed_of(path);

@@ -1,5 +1,5 @@
-//! Clients that others wrote, over TLS: `openssl s_client`, curl and a browser, each where it is installed. What is
-//! spoken and what is refused, as scanners look at it.
+//! Third-party clients over TLS: `openssl s_client`, curl and a browser, if installed. Accepted and rejected versions,
+//! suites and groups, as scanners check them.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -26,7 +26,7 @@ const OCSP_RESPONSE: &[u8] = include_bytes!("../../crates/engine/tests/ocsp/good
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
-/// What a program has said, and how it ended.
+/// Output of a program and whether it succeeded.
 struct Outcome {
     text: String,
     success: bool,
@@ -43,7 +43,7 @@ impl Outcome {
     }
 }
 
-/// Whether a program is there; said loudly if it is not.
+/// True if a program is installed; else the test is skipped with a message.
 fn is_installed(program: &str) -> bool {
     let is_there = Command::new(program).arg("--version").stdin(Stdio::null()).output().is_ok();
     if !is_there {
@@ -52,7 +52,7 @@ fn is_installed(program: &str) -> bool {
     is_there
 }
 
-/// Runs a program to its end, within the time of a test.
+/// Runs a program to its end, within a test's deadline.
 fn run(program: &str, words: &[&str], input: &str) -> Outcome {
     let mut child = Command::new("timeout")
         .arg(DEADLINE.as_secs().to_string())
@@ -64,7 +64,7 @@ fn run(program: &str, words: &[&str], input: &str) -> Outcome {
         .stderr(Stdio::piped())
         .spawn()
         .expect("it starts");
-    // One that has ended before reads nothing.
+    // The write fails if the program has ended already.
     let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
     let output = child.wait_with_output().expect("it is ours");
     let text = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
@@ -106,7 +106,7 @@ impl World {
         self.server.directory.address(1).to_string()
     }
 
-    /// `openssl s_client`, which sends a request and waits for the end of the answer.
+    /// Runs `openssl s_client`, which sends a request and reads the response to its end.
     fn openssl(&self, words: &[&str]) -> Outcome {
         let (address, authority) = (self.address(), self.path("ca.pem"));
         let usual = ["s_client", "-connect", &address, "-servername", "localhost", "-CAfile", &authority, "-ign_eof"];
@@ -122,7 +122,7 @@ impl World {
     }
 }
 
-/// With this OpenSSL offers what it holds for weak, too.
+/// Makes OpenSSL offer ciphers that it considers weak, too.
 fn weak(cipher: &str) -> String {
     format!("{cipher}:@SECLEVEL=0")
 }
@@ -236,7 +236,7 @@ fn openssl_sends_early_data(driver: Driver) {
     let said = world.openssl(&["-tls1_3", "-sess_in", &session, "-early_data", &early]);
     said.assert_says("Early data was accepted");
     said.assert_says("[1]");
-    // A session is good once.
+    // Early data is accepted once for a session.
     let said = world.openssl(&["-tls1_3", "-sess_in", &session, "-early_data", &early]);
     said.assert_says("Early data was rejected");
     world.server.stop();
@@ -300,7 +300,7 @@ fn curl_speaks_each_version_of_tls_and_http(driver: Driver) {
     }
     let old = world.curl(&["--tls-max", "1.1", "--ciphers", &weak("ALL")]);
     assert!(!old.success, "{}", old.text);
-    // A certificate of nobody that curl trusts.
+    // The server's certificate is not signed by the authority that curl trusts.
     world.server.directory.write("ca.pem", &Authority::new("stranger").pem);
     let untrusted = world.curl(&[]);
     assert!(!untrusted.success, "{}", untrusted.text);

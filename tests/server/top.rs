@@ -1,4 +1,4 @@
-//! `gale top`: one page of text, a terminal with keys, and what it says when there is nothing to show.
+//! `gale top`: one page of text, a terminal with keys, and the messages without a server.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ fn answering() -> Serving {
     Backend::tcp().serve(|_, client| client.try_send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").is_ok())
 }
 
-/// A server that has answered some requests, and the backend that it has asked.
+/// A server that has answered some requests, and its backend.
 fn start(driver: Driver) -> (Server, Serving) {
     let backend = answering();
     let text = format!(
@@ -52,14 +52,14 @@ fn top(directory: &Directory, words: &[&str]) -> Output {
     command.stdin(Stdio::null()).output().expect("the binary starts")
 }
 
-/// The cells of the row that begins so.
+/// Cells of the row with this beginning.
 fn row<'t>(text: &'t str, beginning: &str) -> Option<Vec<&'t str>> {
     text.lines()
         .find(|line| line.starts_with(beginning))
         .map(|line| line[beginning.len()..].split_whitespace().collect())
 }
 
-/// One page, once it has what is wanted: what a loop counts when a response has left may come after it.
+/// Prints pages until `is_so` is true, since a loop may update its counters after a response has been sent.
 fn page(server: &Server, words: &[&str], is_so: impl Fn(&str) -> bool) -> String {
     let end = Instant::now() + DEADLINE;
     loop {
@@ -79,7 +79,7 @@ fn a_page_tells_what_the_server_has_done(driver: Driver) {
     assert!(text.starts_with(concat!("gale-", env!("CARGO_PKG_VERSION"), " (nginx ")), "{text}");
     assert!(text.contains(&format!("process {}, configuration ", server.worker().as_raw_pid())), "{text}");
     assert_eq!(row(&text, "responses 2xx").expect("a row")[0], "7");
-    // Nothing was asked over HTTP for it.
+    // The figures were not requested over HTTP.
     assert_eq!(row(&text, "requests").expect("a row"), ["8", "0"]);
     assert_eq!(row(&text, "upstream servers up").expect("a row")[..3], ["1", "of", "2"]);
     let zone = row(&text, "the-site").expect("the zone");
@@ -116,7 +116,7 @@ fn figures_are_asked_for_at_a_url(driver: Driver) {
     server.stop();
 }
 
-/// A program on a terminal, and what stands on that.
+/// A program on a pseudo-terminal, and its screen.
 struct OnTerminal {
     child: Child,
     master: File,
@@ -138,10 +138,10 @@ impl OnTerminal {
         command.env("TERM", "xterm-256color");
         let end = || Stdio::from(terminal.try_clone().expect("a descriptor"));
         command.stdin(end()).stdout(end()).stderr(end());
-        // SAFETY: both calls may be made between fork and exec; they touch no memory.
+        // SAFETY: both calls are permitted between fork and exec; they touch no memory.
         unsafe {
             command.pre_exec(|| {
-                // Its own session, whose terminal this is: so it hears of a new size.
+                // A session of its own with this controlling terminal, so that the program gets SIGWINCH.
                 if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
                     return Err(std::io::Error::last_os_error());
                 }
@@ -171,7 +171,7 @@ impl OnTerminal {
         set_size(&self.master, rows, columns);
     }
 
-    /// Reads on until the screen is so.
+    /// Reads output until the screen satisfies `is_so`.
     #[track_caller]
     fn wait(&mut self, is_so: impl Fn(&str) -> bool) -> String {
         let end = Instant::now() + DEADLINE;
@@ -188,7 +188,7 @@ impl OnTerminal {
         }
     }
 
-    /// The same, with a key that means nothing pressed now and then: one before it may be looked at only with it.
+    /// The same, and presses an unused key now and then, since an earlier key may be processed only with the next one.
     #[track_caller]
     fn wait_nudging(&mut self, key: &str, is_so: impl Fn(&str) -> bool) {
         let end = Instant::now() + DEADLINE;
@@ -205,7 +205,7 @@ impl OnTerminal {
         }
     }
 
-    /// Until it has ended; whether it did well, and left the terminal as it was.
+    /// Waits for a successful exit, and until the terminal is restored.
     #[track_caller]
     fn wait_ended(&mut self) {
         assert!(self.child.wait().expect("it is ours").success());
@@ -220,7 +220,7 @@ impl OnTerminal {
 
 impl Drop for OnTerminal {
     fn drop(&mut self) {
-        // Of a test that has failed: nothing else would end it. One that has ended takes no signal.
+        // Only a failed test leaves the program running. Signals to an ended one are not sent.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -237,22 +237,22 @@ fn a_terminal_shows_views_and_takes_keys(driver: Driver) {
     let text =
         on.wait(|text| row(text, "responses 4xx").is_some_and(|cells| cells[0] == "1") && text.contains("q quit"));
     assert!(text.starts_with("gale-") && text.lines().count() == 24, "{text}");
-    // What is shown is asked for again and again.
+    // The figures are updated repeatedly.
     server.get("/none");
     on.wait(|text| row(text, "responses 4xx").is_some_and(|cells| cells[0] == "2"));
     on.press("3");
     let text = on.wait(|text| text.contains("127.0.0.1:1 "));
     assert!(text.contains(&backend.address) && !text.contains("responses 4xx"), "{text}");
-    // By state, the last letter first: up comes before down whatever their addresses are.
+    // Sorted by state in reverse order: up comes before down, whatever the addresses.
     on.press("\x1b[C\x1b[C");
     let place = |text: &str, part: &str| text.find(part).unwrap_or(usize::MAX);
     on.wait(|text| place(text, &backend.address) < place(text, "127.0.0.1:1 "));
     on.press("r");
     on.wait(|text| place(text, &backend.address) > place(text, "127.0.0.1:1 "));
-    // A view that comes before this, by Shift and Tab.
+    // Shift and Tab selects the previous view.
     on.press("\x1b[Z");
     on.wait(|text| row(text, "the-site").is_some());
-    // What has no room is left out, from the right.
+    // Columns without room are left out, from the right.
     on.resize(24, 50);
     on.wait(|text| text.contains("4xx/s") && !text.contains("out/s"));
     on.resize(30, 130);
@@ -261,13 +261,13 @@ fn a_terminal_shows_views_and_takes_keys(driver: Driver) {
     on.resize(3, 20);
     on.wait(|text| text.lines().count() <= 3 && !text.contains("in/s"));
     on.resize(24, 80);
-    // A key that comes with a new size is looked at with the next one only: crossterm tells of one of the two.
+    // A key pressed together with a resize is processed only with the next key: crossterm reports one of the two.
     on.wait(|text| text.lines().last().is_some_and(|line| line.starts_with("q quit")));
     on.press(" ");
     on.wait_nudging("x", |text| text.contains("paused"));
     on.press(" ");
     on.wait(|text| text.lines().last().is_some_and(|line| line.starts_with("q quit")));
-    // When there is no server any more, keys are there still.
+    // Keys work without a server.
     server.end(Signal::QUIT);
     on.wait(|text| text.contains("the figures are outdated: "));
     on.press("q");
@@ -289,7 +289,7 @@ fn control_name(pid: u32) -> SocketAddr {
 }
 
 fn readers_that_do_not_read_are_in_nobodys_way(driver: Driver) {
-    // So many that their figures fit into no socket.
+    // So many that their figures fit into no socket buffer.
     let servers: String = (1..2000).map(|port| format!("server 127.0.0.1:{port};")).collect();
     let server = Setup::http(driver, &format!("upstream many {{ {servers} }} server {{ listen %UNIX%; }}")).start();
     let address = control_name(server.pid_in_file().as_raw_pid().cast_unsigned());
@@ -309,11 +309,11 @@ fn readers_that_do_not_read_are_in_nobodys_way(driver: Driver) {
     let number = server.pid_in_file().as_raw_pid();
     let expected = format!("gale: process {number} sent no figures: too many requests at a time\n");
     assert_eq!((String::from_utf8_lossy(&output.stderr), output.status.code()), (expected.into(), Some(1)));
-    // The master does not wait for them, nor do the loops.
+    // Neither the master nor the loops wait for these readers.
     let reload = support::binary(false).args(["reload", "-c"]).arg(server.directory.path().join("gale.conf")).output();
     assert!(reload.expect("the binary starts").status.success());
     assert_eq!(server.get("/").status, 404);
-    // One that reads on gets all of it, and room for another.
+    // A reader that continues gets all of it, and makes room for another.
     let mut stream = silent.pop().expect("four");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("text");
@@ -326,7 +326,7 @@ fn readers_that_do_not_read_are_in_nobodys_way(driver: Driver) {
     server.stop();
 }
 
-/// Says this to whoever asks, in place of a master, until there was nothing to say any more.
+/// Plays the master: sends one answer to each request, until there are none left.
 fn pretend(answers: Vec<&'static [u8]>) -> (Directory, std::thread::JoinHandle<()>) {
     let listener = UnixListener::bind_addr(&control_name(std::process::id())).expect("nobody else has our number");
     let directory = Directory::new();
@@ -339,7 +339,7 @@ fn pretend(answers: Vec<&'static [u8]>) -> (Directory, std::thread::JoinHandle<(
             let mut order = [0; 7];
             stream.read_exact(&mut order).expect("an order");
             assert_eq!(&order, b"status\n");
-            // It may hear enough before the end.
+            // The reader may close before the end.
             let _ = stream.write_all(answer);
         }
     };

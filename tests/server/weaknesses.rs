@@ -1,7 +1,6 @@
-//! The public weaknesses of 2025 and 2026 in web servers and proxies, each tried against the real binary.
-//!
-//! The list below has a line for each: its test, its id, what is sent, what is right. A comment before each test says
-//! what a vulnerable server does. A worker process that dies is an alert in the error log, and `Server::stop` finds it.
+//! The public weaknesses of 2025 and 2026 in web servers and proxies, each tried against the real binary.  The list
+//! below has a line for each: its test, its ID, the input, and the right reaction. The comment of each test says what a
+//! vulnerable server does. A worker process that dies logs an alert, which `Server::stop` finds.
 
 use std::fs;
 use std::io::Read;
@@ -29,7 +28,7 @@ use crate::support::http2_server::{self, Http2Server};
 use crate::support::tls::Tls;
 use crate::support::{self, Backend, Client, DEADLINE, Driver, Server, Setup, anonymous_memory, is_root};
 
-/// Makes a test for each driver of each line; one that fails says which weakness it is.
+/// Makes a test for each line and driver; a failed test names its weakness.
 macro_rules! weaknesses {
     ($($test:ident: $id:literal, $sent:literal => $right:literal;)*) => {
         mod epoll {
@@ -83,21 +82,21 @@ weaknesses! {
     // HAProxy
     tlvs_beyond_header: "CVE-2026-47692", "PROXY v2: TLVs longer than their header" => "no value of what follows";
     padded_records: "CVE-2026-55203", "FastCGI: a record of 65,535 bytes with padding" => "the body, no records in it";
-    // All with HTTP/2
+    // All servers with HTTP/2
     made_resets: "CVE-2025-8671", "HTTP/2: faults that make the server reset streams" => "the connection ends";
 }
 
-/// `GET path` with these fields more.
+/// `GET path` with further fields.
 fn get(path: &str, fields: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: h\r\n{fields}\r\n")
 }
 
-/// The same with one worker, which handles requests in their order.
+/// With one worker, which processes requests in their order.
 fn with_one_worker(setup: Setup) -> Setup {
     setup.replace("worker_processes 2;", "worker_processes 1;")
 }
 
-/// Returns when all earlier bytes have been handled: the only worker answers a later request.
+/// Returns when all earlier bytes have been processed: the only worker answers a later request.
 #[track_caller]
 fn look(server: &Server) {
     assert_eq!(server.get("/look").text(), "seen");
@@ -109,7 +108,8 @@ fn socket(server: &Server) -> PathBuf {
     server.directory.path().join("gale.sock")
 }
 
-/// Vulnerable: the flag "in arguments" stays, and the capture is escaped into memory that was measured without that.
+/// Vulnerable: the flag "in arguments" stays set, and the escaped capture is written into memory measured without
+/// escaping.
 fn capture_behind_rewrite(driver: Driver) {
     let server = Server::start(
         driver,
@@ -139,7 +139,7 @@ fn overlapping_captures(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: the map changes the captures between measuring and writing. Here each has the value of its place.
+/// Vulnerable: the map changes the captures between measuring and writing. Here each use has the captures of its place.
 fn captures_beside_map(driver: Driver) {
     let server = Setup::http(
         driver,
@@ -156,7 +156,7 @@ fn captures_beside_map(driver: Driver) {
 
 const LETTERS: &str = "abcdefghijklmnopqrstuvwxyz";
 
-/// Vulnerable: in the requests for slices `$1` reads memory that nothing was written to.
+/// Vulnerable: `$1` reads uninitialized memory in the requests for slices.
 fn captures_in_slices(driver: Driver) {
     let backend = Backend::tcp().serve(|asked, client| {
         let range = asked.header("Range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
@@ -177,7 +177,7 @@ fn captures_in_slices(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: the quick include is ended twice, and its request freed while the page is still sent.
+/// Vulnerable: the quick include is finished twice, and its request freed while the page is still sent.
 fn quick_include_behind_slow(driver: Driver) {
     let (page, slow) = (Backend::tcp(), Backend::tcp());
     let text = format!(
@@ -206,7 +206,7 @@ fn quick_include_behind_slow(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: bytes behind a piece are read as the rest of its last character.
+/// Vulnerable: bytes after a piece are read as the rest of its last character.
 fn characters_in_pieces(driver: Driver) {
     /// Texts in UTF-8 and the same in KOI8-R; a question mark stands for broken bytes.
     const TEXTS: [(&[u8], &[u8]); 3] = [
@@ -240,7 +240,7 @@ fn characters_in_pieces(driver: Driver) {
     }
 }
 
-/// Vulnerable: the length does not fit the 24 bits of a frame, and the bytes behind 16 MiB are read as frames.
+/// Vulnerable: the length overflows the 24 bits of a frame, and the bytes after 16 MiB are read as frames.
 fn long_body_over_http2(driver: Driver) {
     let backend = Backend::tcp();
     let text = format!(
@@ -254,7 +254,7 @@ fn long_body_over_http2(driver: Driver) {
     let mut client = server.connect();
     client.send(format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", body.len()));
     client.send(&body);
-    // It refuses frames that are longer than 16 KiB.
+    // The peer rejects frames that are longer than 16 KiB.
     let mut upstream = Http2Server::accept(&backend);
     let asked = upstream.whole_request();
     assert!(asked.body == body, "{} bytes", asked.body.len());
@@ -264,7 +264,7 @@ fn long_body_over_http2(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: the length of the field takes more bytes than were measured for it.
+/// Vulnerable: the encoded length of the field takes more bytes than were measured for it.
 fn long_field_over_http2(driver: Driver) {
     let head = http1::Limits { line_max: 8 << 20, head_max: 8 << 20, ..http1::Limits::default() };
     let limits = Limits { head, continuations_max: 1000, block_max: 8 << 20, ..http2_server::limits() };
@@ -292,7 +292,7 @@ fn long_field_over_http2(driver: Driver) {
     }
 }
 
-/// Vulnerable: the fields are read on from where the status line broke off, in the state of another parser.
+/// Vulnerable: the fields are parsed from where the status line broke off, in the state of another parser.
 fn nearly_a_status_line(driver: Driver) {
     for pass in ["uwsgi_pass", "scgi_pass"] {
         let backend = Backend::tcp();
@@ -324,12 +324,12 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }
 
-/// Vulnerable: the length below the alias is negative, and the path of the destination is written outside.
+/// Vulnerable: the length after the alias is negative, and the destination's path is written out of bounds.
 fn copy_under_alias(driver: Driver) {
     let text = "location /a/long/prefix/ { alias %DIR%/html/; dav_methods PUT DELETE MKCOL COPY MOVE;
         create_full_put_path on; }";
     let setup = Setup::server(driver, text).file("html/file", "the only one").file("html/other", "");
-    // The directory is the test's own.
+    // The test owns the directory.
     let setup = if is_root() { setup.replace("daemon off;", "daemon off; user root;") } else { setup };
     let server = setup.start();
     let destinations =
@@ -360,7 +360,7 @@ fn numbers(numbers: &[u32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_be_bytes()).collect()
 }
 
-/// A film of four samples a second, whose table of this name is another one.
+/// A film of four samples a second, with one of its tables replaced.
 fn film(replaced: &[u8; 4], name: &[u8; 4], table: &[u32]) -> Vec<u8> {
     let usual: [(&[u8; 4], &[u32]); 4] =
         [(b"stts", &[0, 1, 40, 250]), (b"stsc", &[0, 1, 1, 40, 1]), (b"stsz", &[0, 10, 40]), (b"stco", &[0, 1, 500])];
@@ -377,7 +377,7 @@ fn film(replaced: &[u8; 4], name: &[u8; 4], table: &[u32]) -> Vec<u8> {
     film
 }
 
-/// The table that is replaced, the name of the other one, and its numbers.
+/// The replaced table, the name of the replacement, and its numbers.
 type Replaced = (&'static [u8; 4], &'static [u8; 4], &'static [u32]);
 
 /// Vulnerable: the first entry of an empty table is read and written.
@@ -418,7 +418,7 @@ fn films_without_chunks(driver: Driver) {
     server.stop();
 }
 
-/// An element of DER.
+/// A DER element.
 fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let content = parts.concat();
     let [high, low] = u16::try_from(content.len()).expect("short").to_be_bytes();
@@ -430,7 +430,7 @@ fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     [head, &content].concat()
 }
 
-/// The responder that an authority lets sign statuses of its certificates.
+/// An OCSP responder authorized by the authority.
 fn signer_of_statuses(authority: &Authority) -> Pair {
     let mut params = params(&["responder"]);
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::OcspSigning];
@@ -439,7 +439,7 @@ fn signer_of_statuses(authority: &Authority) -> Pair {
 
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// The status `good` in a response of OCSP (RFC 6960, section 4.2.1), and that of a certificate that was revoked.
+/// The status `good` in an OCSP response (RFC 6960, section 4.2.1); [`revoked`] is that of a revoked certificate.
 fn good() -> Vec<u8> {
     b"\x80\x00".to_vec()
 }
@@ -448,14 +448,14 @@ fn revoked() -> Vec<u8> {
     element(0xa1, &[&element(GENERALIZED_TIME, &[b"20250101000000Z"])])
 }
 
-/// Answers the next request of OCSP with this status.
+/// Answers the next OCSP request with this status.
 #[track_caller]
 fn answer_ocsp(responder: &Backend, signer: &Pair, status: &[u8]) {
     let mut asked = responder.accept();
     let target = asked.request().target;
     let text = target.rsplit('/').next().expect("a path").replace("%2B", "-").replace("%2F", "_").replace("%3D", "");
     let request = gale_engine::tls::from_base64_url(text.as_bytes()).expect("base64");
-    // The whole, what may be signed, the list, one request: then the certificate's name.
+    // Unwraps the request, its signed part, the list and one entry, down to the certificate's ID.
     let id = (0..4).fold(&request[..], |element, _| &element[2..]);
     let times = [&b"20250101000000Z"[..], b"20900101000000Z"].map(|time| element(GENERALIZED_TIME, &[time]));
     let single = element(0x30, &[id, status, &times[0], &element(0xa0, &[&times[1]])]);
@@ -477,13 +477,13 @@ fn answer_ocsp(responder: &Backend, signer: &Pair, status: &[u8]) {
 
 const OWN: &str = "ssl_certificate %DIR%/own.crt; ssl_certificate_key %DIR%/own.key;";
 
-/// With a certificate for these names, and its authority, which is the clients', too.
+/// Adds a certificate for these names, and its authority, which also signs client certificates.
 fn with_certificate(setup: Setup, authority: &Authority, names: &[&str]) -> Setup {
     let own = authority.ecdsa(names);
     setup.file("own.crt", own.certificate).file("own.key", own.key).file("authority.crt", &authority.pem)
 }
 
-/// Vulnerable: the responder is asked, and its answer is not looked at.
+/// Vulnerable: the responder is asked, and its answer is ignored.
 fn revoked_in_stream(driver: Driver) {
     let authority = Authority::new("authority");
     let (signer, responder) = (signer_of_statuses(&authority), Backend::tcp());
@@ -500,7 +500,7 @@ fn revoked_in_stream(driver: Driver) {
             let path = socket(&server);
             let session = std::thread::spawn(move || {
                 let mut text = Vec::new();
-                // An alert is the end, too.
+                // The session may also end with an alert.
                 let _ = tls.connect(&path, "own.test").and_then(|mut session| session.read_to_end(&mut text));
                 text
             });
@@ -511,7 +511,7 @@ fn revoked_in_stream(driver: Driver) {
     server.stop();
 }
 
-/// A client's certificate whose responder has this name.
+/// A client certificate with this URL of a responder.
 fn certificate_with_responder(authority: &Authority, url: &str) -> Pair {
     let mut params = params(&["client"]);
     let ocsp = b"\x06\x08\x2b\x06\x01\x05\x05\x07\x30\x01";
@@ -520,7 +520,7 @@ fn certificate_with_responder(authority: &Authority, url: &str) -> Pair {
     authority.sign(params, KeyPair::generate().expect("a key"))
 }
 
-/// Vulnerable: the answer of the name server is given to a connection that was freed.
+/// Vulnerable: the name server's answer is delivered to a connection that was freed.
 fn gone_before_responder(driver: Driver) {
     let authority = Authority::new("authority");
     let (signer, responder) = (signer_of_statuses(&authority), Backend::tcp());
@@ -537,7 +537,7 @@ fn gone_before_responder(driver: Driver) {
     let server = with_one_worker(setup).start();
     for number in 0..6 {
         let leaves = number % 2 == 0;
-        // Nothing listens at port 1.
+        // Port 1 has no listener.
         let port = if leaves { "1" } else { &port };
         let url = format!("http://responder{number}.test:{port}/ocsp");
         let own = certificate_with_responder(&authority, &url);
@@ -549,7 +549,7 @@ fn gone_before_responder(driver: Driver) {
         assert_eq!(server.connect_tcp(1).get("/look").text(), "seen");
         let mut answer = query[..length].to_vec();
         (answer[2], answer[3], answer[7]) = (0x81, 0x80, 1);
-        // The name of the question, type A, class, an hour, the address.
+        // Name of the question, type A, class, a TTL of one hour, the address.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 14, 16, 0, 4, 127, 0, 0, 1]);
         names.send_to(&answer, from).expect("loopback takes it");
         let Some(mut client) = staying else { continue };
@@ -559,7 +559,7 @@ fn gone_before_responder(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: what comes before the handshake is taken for the response.
+/// Vulnerable: plaintext before the handshake is taken for the response.
 fn plaintext_before_tls(driver: Driver) {
     let backend = Backend::tcp();
     let text = format!(
@@ -582,7 +582,7 @@ fn plaintext_before_tls(driver: Driver) {
     server.stop();
 }
 
-/// A client's sessions, of which each is offered to all servers.
+/// A client's session store that offers each session to every server.
 #[derive(Debug)]
 struct Sessions(ClientSessionMemoryCache);
 
@@ -643,7 +643,8 @@ impl Wanderer {
         Wanderer(Arc::new(config))
     }
 
-    /// Asks the server of this name for a host: the status, the text, and whether the session was resumed.
+    /// Connects to the server of this name and requests a host; returns the status, the text, and whether the session
+    /// was resumed.
     #[track_caller]
     fn ask(&self, server: &Server, name: &str, host: &str) -> (u16, String, bool) {
         let stream = UnixStream::connect(socket(server)).expect("it listens");
@@ -658,7 +659,7 @@ impl Wanderer {
     }
 }
 
-/// Vulnerable: the session of one server is resumed with another, whose authority of clients is not asked.
+/// Vulnerable: one server's session is resumed with another, without verification by that server's client authority.
 fn session_of_another_server(driver: Driver) {
     let (authority, other) = (Authority::new("authority"), Authority::new("other"));
     let server = |name: &str, more: &str| {
@@ -688,7 +689,7 @@ fn session_of_another_server(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: what is left of the URI behind the alias has a negative length.
+/// Vulnerable: the rest of the URI after the alias has a negative length.
 fn alias_behind_rewrite(driver: Driver) {
     let mut server = Setup::server(
         driver,
@@ -700,7 +701,7 @@ fn alias_behind_rewrite(driver: Driver) {
     let worker = server.worker();
     for path in ["", "x", "file", "a/long/prefix/file"] {
         let response = server.get(&format!("/a/long/prefix/{path}"));
-        // In nginx's words, which are an alert.
+        // Logged in nginx's words, as an alert.
         server.wait_logged("\"alias\" cannot be used in location \"/a/long/prefix/\" where URI was rewritten");
         assert_eq!((response.status, response.header("X-Name")), (500, Some("<>")), "{path}");
     }
@@ -722,7 +723,7 @@ fn hundreds_of_includes(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: the stream is freed by the reset, and once more by its end.
+/// Vulnerable: the stream is freed by the reset, and again at its end.
 fn reset_at_once(driver: Driver) {
     let backend = Backend::tcp().serve(|_, client| {
         client.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
@@ -744,7 +745,7 @@ fn reset_at_once(driver: Driver) {
             frames.extend(frame(frame_type::RST_STREAM, 0, stream, [0, 0, 0, number as u8 % 14]));
         }
         client.raw(frames);
-        // The connection is still understood: data belongs to a stream.
+        // The connection is still parsed: DATA on stream 0 is an error.
         client.raw(frame(frame_type::DATA, 0, 0, "data"));
         assert_eq!(client.raw_goaway(), Some(ErrorCode::PROTOCOL_ERROR));
         assert_eq!(Http2::unix(&server).get("/return").text(), "text");
@@ -752,16 +753,16 @@ fn reset_at_once(driver: Driver) {
     server.stop();
 }
 
-/// Most memory for 200 requests of nearly the largest size whose answers have no window, in bytes.
+/// Maximum memory in bytes for 200 requests of nearly the largest size, whose responses have no window.
 const MEMORY_MAX: u64 = 16 << 20;
 
-/// Vulnerable: each byte is a field with memory of its own, held as long as the client opens no window.
+/// Vulnerable: each byte becomes a field with memory of its own, held as long as the client opens no window.
 fn header_bomb(driver: Driver) {
     let text = "http2 on; http2_max_concurrent_streams 128; root %DIR%/html; location /return { return 200 text; }";
     let setup = with_one_worker(Setup::server(driver, text)).file("html/file", "x".repeat(1 << 20));
     let server = setup.start();
     let request = |stream: u32, value: &str, references: usize| {
-        // A literal that goes into the table (RFC 7541, section 6.2.1), and then its index, 62.
+        // A literal that is added to the table (RFC 7541, section 6.2.1), and then its index, 62.
         let literal = [&[0x40, 6][..], b"cookie", &[value.len() as u8], value.as_bytes()].concat();
         let fields = [GET[0], GET[1], (":path", "/file"), GET[3]];
         let block = [block(&fields), literal, vec![0x80 | 62; references]].concat();
@@ -791,7 +792,8 @@ fn header_bomb(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: everything behind the request is passed on, before and whether or not the server changes the protocol.
+/// Vulnerable: all bytes after the request are passed on, before the upstream server agrees to the upgrade, or if it
+/// does not.
 fn request_behind_upgrade(driver: Driver) {
     let backend = Backend::tcp();
     let text = format!(
@@ -821,7 +823,7 @@ fn request_behind_upgrade(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: where the body ends is not what the server behind thinks, which takes the rest for a request.
+/// Vulnerable: proxy and upstream server disagree on the end of the body, and the rest is taken for a request.
 fn odd_transfer_codings(driver: Driver) {
     let backend = Backend::tcp();
     let text = format!("location / {{ proxy_pass http://{}; }} location /admin {{ deny all; }}", backend.address());
@@ -846,7 +848,7 @@ fn odd_transfer_codings(driver: Driver) {
         client.assert_closed();
     }
     assert!(backend.is_idle());
-    // A body without a length is none.
+    // Without a length there is no body.
     let mut client = server.connect();
     client.send(format!("POST /none HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n\r\n{}", get("/admin", "")));
     let mut peer = backend.accept();
@@ -858,7 +860,7 @@ fn odd_transfer_codings(driver: Driver) {
     server.stop();
 }
 
-/// Answers with the name of the backend, to be stored.
+/// A backend that responds with its name, to be cached.
 fn named(name: &'static str) -> support::Serving {
     Backend::tcp().serve(move |_, client| {
         let fields = "Cache-Control: max-age=3600\r\n";
@@ -867,7 +869,7 @@ fn named(name: &'static str) -> support::Serving {
     })
 }
 
-/// Vulnerable: the key is the path alone, and one host gets what another one has stored.
+/// Vulnerable: the key is the path alone, and one host gets the response stored for another.
 fn hosts_in_cache_key(driver: Driver) {
     let (one, other) = (named("one"), named("other"));
     let host = |name: &str, backend: &support::Serving| {
@@ -887,7 +889,7 @@ fn hosts_in_cache_key(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: the answer comes from the cache, the body stays on the connection, and is read as the next request.
+/// Vulnerable: the response comes from the cache, the body stays on the connection, and is read as the next request.
 fn body_of_a_hit(driver: Driver) {
     let backend = named("stored");
     let text = format!(
@@ -913,7 +915,7 @@ fn body_of_a_hit(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: the fields that a client names as the connection's are removed, also those of the configuration.
+/// Vulnerable: all fields that a client lists in Connection are removed, even those set by the configuration.
 fn nominated_fields(driver: Driver) {
     let backend = Backend::tcp();
     for version in ["1.1", "2"] {
@@ -942,7 +944,7 @@ fn nominated_fields(driver: Driver) {
     }
 }
 
-/// Vulnerable: the extension ends where the server behind does not think so, and hides a request from one of them.
+/// Vulnerable: proxy and upstream server disagree on the end of the extension, which hides a request from one of them.
 fn line_ends_in_chunks(driver: Driver) {
     let backend = Backend::tcp();
     for buffering in ["on", "off"] {
@@ -966,7 +968,7 @@ fn line_ends_in_chunks(driver: Driver) {
     }
 }
 
-/// The values of a field that reach the location of `auth_request`, from a client of HTTP/1 and one of HTTP/2.
+/// Values of a field that reach the location of `auth_request`, from a client of HTTP/1 and one of HTTP/2.
 fn asked_by_auth(driver: Driver, own: &str, fields: &[(&str, &str)], name: &str) -> Vec<Vec<String>> {
     let auth = Backend::tcp().serve(|_, client| {
         client.send("HTTP/1.1 204 No Content\r\n\r\n");
@@ -987,7 +989,7 @@ fn asked_by_auth(driver: Driver, own: &str, fields: &[(&str, &str)], name: &str)
     let stream = client.begin("GET", "/static", &lower, true);
     assert_eq!(client.answer(stream).text(), "text");
     server.stop();
-    // As applications see names: CGI's variables make no difference between these.
+    // Compares names as applications see them: CGI's variables do not distinguish these characters.
     let is_it = |other: &str| other.replace(['_', '.'], "-").eq_ignore_ascii_case(name);
     let told = auth.asked();
     let values = |asked: &support::Asked| {
@@ -996,7 +998,7 @@ fn asked_by_auth(driver: Driver, own: &str, fields: &[(&str, &str)], name: &str)
     told.iter().map(|(_, asked)| values(asked)).collect()
 }
 
-/// Vulnerable: a name that applications take for the same passes, beside the field that the proxy sets or instead.
+/// Vulnerable: a name that applications treat as the same is passed on, beside the proxy's field or instead of it.
 fn aliases_of_fields(driver: Driver) {
     let fields = [
         ("X_Forwarded_Proto", "spoofed"),
@@ -1008,14 +1010,15 @@ fn aliases_of_fields(driver: Driver) {
     assert_eq!(told, [["http"], ["http"]]);
 }
 
-/// Vulnerable: of the fields that say where a request came from, one is left as the client has sent it.
+/// Vulnerable: one of the fields about a request's origin is passed on as the client has sent it.
 fn prefixes_for_auth(driver: Driver) {
     let fields = [("X-Forwarded-Prefix", "/trusted"), ("X_Forwarded_Prefix", "/trusted")];
     let told = asked_by_auth(driver, "proxy_set_header X-Forwarded-Prefix '';", &fields, "X-Forwarded-Prefix");
     assert_eq!(told, [[""; 0]; 2]);
 }
 
-/// Vulnerable: the length in a TLV counts beyond the header, and its value has bytes of the request or of the memory.
+/// Vulnerable: a TLV's length reaches beyond the header, and its value contains bytes of the request or of other
+/// memory.
 fn tlvs_beyond_header(driver: Driver) {
     let text = "listen %UNIX% proxy_protocol; return 200 \"$proxy_protocol_addr<$proxy_protocol_tlv_alpn>\
                 <$proxy_protocol_tlv_authority><$proxy_protocol_tlv_ssl_version><$proxy_protocol_tlv_ssl_verify>\";";
@@ -1041,7 +1044,7 @@ fn tlvs_beyond_header(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: the length with the padding does not fit 16 bits, and the content is read as records.
+/// Vulnerable: the length with the padding overflows 16 bits, and the content is read as records.
 fn padded_records(driver: Driver) {
     let record = |kind: u8, content: &[u8], padding: u8| {
         let [high, low] = u16::try_from(content.len()).expect("short").to_be_bytes();
@@ -1057,7 +1060,7 @@ fn padded_records(driver: Driver) {
         let mut application = backend.accept();
         assert!(!application.read_some_or_end().is_empty());
         let head = "Content-Type: text/plain\r\n\r\n";
-        // Each eight bytes of it are a record's head, and the end of the response.
+        // Read as records, every eight bytes of the body are a head that ends the response.
         let text: String = end.repeat(5000).into_iter().map(char::from).collect();
         let body = &text.as_bytes()[..65_535];
         application.send([record(stdout, head.as_bytes(), 0), record(stdout, body, padding)].concat());
@@ -1068,9 +1071,9 @@ fn padded_records(driver: Driver) {
     server.stop();
 }
 
-/// Vulnerable: streams that the server has reset are not counted, and the work for them goes on.
+/// Vulnerable: streams reset by the server are not counted, and the work for them continues.
 fn made_resets(driver: Driver) {
-    /// A frame that is wrong on this stream.
+    /// A malformed frame on this stream.
     type Fault = fn(u32) -> Vec<u8>;
     let faults: [(&str, Fault); 4] = [
         ("an increment of zero", |stream| frame(frame_type::WINDOW_UPDATE, 0, stream, [0; 4])),
