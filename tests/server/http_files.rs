@@ -38,7 +38,6 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..length as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// Content of the file `big`.
 fn big() -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     BYTES.get_or_init(|| pattern(BIG))

@@ -22,7 +22,7 @@ with_each_driver!(
     wrong_replies_of_memcached_are_answered_with_502,
 );
 
-/// A backend that responds once it has received a whole request by the test's definition.
+/// A backend that responds once the test considers the received request complete.
 struct Backend {
     address: SocketAddr,
     received: Receiver<(usize, Vec<u8>)>,
@@ -160,7 +160,7 @@ fn too_many_parameters_for_a_packet_are_refused(driver: Driver) {
     client.send(format!("GET /?a={} HTTP/1.1\r\nHost: h\r\n\r\n", "x".repeat(40_000)));
     assert_eq!(client.response().status, 500);
     server.wait_logged("uwsgi request is too big: 80");
-    // Dropped instead of stopped: nginx logs this as an alert, and so does Gale.
+    // `drop`, not `stop`: as in nginx, this is logged as an alert.
     drop(server);
 }
 

@@ -90,8 +90,7 @@ fn requests_over_the_rate_are_only_counted_in_a_dry_run(driver: Driver) {
     server.stop();
 }
 
-/// The worker's clock stands still within a turn of its loop: if a turn is delayed, measured times may be this much
-/// short.
+/// The worker's clock stands still within a turn of its loop: if a turn is delayed, times may be this much shorter.
 const SLACK: Duration = Duration::from_millis(100);
 
 fn requests_within_the_burst_wait_their_turn(driver: Driver) {
@@ -99,7 +98,7 @@ fn requests_within_the_burst_wait_their_turn(driver: Driver) {
     let server = setup(driver, zones, "location / { limit_req zone=one burst=5; }").start();
     let mut client = server.connect();
     let asked = Instant::now();
-    // All at once, so that each of them has to wait.
+    // All at once, so that none comes too late to wait.
     client.send("GET /f?k=1 HTTP/1.1\r\nHost: h\r\n\r\n".repeat(3));
     for number in 0..3 {
         assert_eq!(client.response().status, 200);

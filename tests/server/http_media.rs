@@ -115,7 +115,7 @@ fn late_film() -> Vec<u8> {
 /// The expected part of the film.
 fn part(first: u32, seconds: u32) -> Vec<u8> {
     let media = &media(100)[first as usize * 10..][..seconds as usize * 10];
-    // As it would have been made, apart from the rows of chunks, which an end adds to.
+    // The index that a film of this length has. An `end` adds rows of chunks, which are not in it.
     let begin = index(0, b"", seconds).len() as u32 + 8;
     [index(begin, b"", seconds), atom(b"mdat", &[media])].concat()
 }

@@ -19,7 +19,6 @@ with_each_driver!(
     what_is_told_is_gathered_in_the_pool,
 );
 
-/// Ends a test that hangs.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 const SCRAPED: &str = "server { listen %TCP%; location /metrics { prometheus; } location /api/ { api write=on; } }";

@@ -70,8 +70,7 @@ fn on_a_connection_that_is_used_again_each_request_has_its_own_time(driver: Driv
         (client.response().text() == "ok").then_some((client, peer))
     });
     let mut other = server.connect();
-    // The first request's timeout does not end the second request: the second is still alive after a third has timed
-    // out.
+    // The first request's timeout does not end the second, which is still alive after a third has timed out.
     client.send("GET /patient HTTP/1.1\r\nHost: h\r\n\r\n");
     peer.request();
     other.send("GET /hasty HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -277,7 +276,6 @@ fn a_connection_that_stands_for_a_user_is_not_used_again(driver: Driver) {
 const CHALLENGE: &str = "HTTP/1.1 401 x\r\nWWW-Authenticate: NTLM TlRMTVNTUAAC\r\nContent-Length: 2\r\n\r\nno";
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// Sends a request with these fields.
 fn send(client: &mut Client, target: &str, fields: &str) {
     client.send(format!("GET {target} HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
 }

@@ -14,7 +14,6 @@ with_each_driver!(
     thousands_of_clients_that_read_a_byte_now_and_then_cost_their_buffers,
 );
 
-/// Number of simultaneous clients.
 const CLIENTS: usize = 200;
 
 /// Size of each response: more than fits into the sockets' buffers and the server's own.

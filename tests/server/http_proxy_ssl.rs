@@ -130,12 +130,10 @@ impl Behind {
     }
 }
 
-/// A response with this body.
 fn response(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
-/// An RSA key of 3072 bits.
 const LONG_KEY: &str = include_str!("../../crates/engine/tests/keys/rsa3072.key");
 
 /// The name of the threads of the default pool.
@@ -236,8 +234,7 @@ fn only_good_certificates_are_taken_where_they_are_verified(driver: Driver) {
             };
             let mut client = server.connect();
             client.send(GET);
-            // With TLS 1.3 the handshake may be over before the client rejects the certificate; no request is sent
-            // then.
+            // With TLS 1.3 the handshake may end before the client rejects the certificate; no request follows.
             if let Ok((_, mut end)) = behind.try_accept(false) {
                 assert_eq!(end.read_to_end(), b"");
             }
@@ -577,7 +574,6 @@ fn settings_that_cannot_be_are_errors(driver: Driver) {
     }
 }
 
-/// An expired certificate.
 fn expired(authority: &Authority, name: &str) -> Pair {
     let mut params = params(&[name]);
     params.not_before = rcgen::date_time_ymd(2001, 1, 1);

@@ -34,7 +34,6 @@ with_each_driver!(
     a_worker_process_that_dies_is_counted,
 );
 
-/// Ends a test that hangs.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A configuration with `text` in the http block, and the API on `%TCP%`, where nothing else is counted.
@@ -189,7 +188,6 @@ fn a_reset_begins_anew_and_needs_writing(driver: Driver) {
     server.stop();
 }
 
-/// Responds with a status and five bytes.
 fn answering(status: &'static str) -> Serving {
     Backend::tcp()
         .serve(move |_, client| client.try_send(format!("HTTP/1.1 {status}\r\nContent-Length: 5\r\n\r\nhello")).is_ok())

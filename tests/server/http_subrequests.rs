@@ -1,5 +1,7 @@
-//! Subrequests over real sockets: SSI, addition, auth_request, mirror.  Slow ones are tasks of `test_pool` that wait at
-//! the test's gate, so that a test knows which have begun and decides in which order they end.
+//! Subrequests over real sockets: SSI, addition, auth_request, mirror.
+//!
+//! Slow ones are tasks of `test_pool` that wait at the test's gate, so that a test knows which have begun and decides
+//! in which order they end.
 
 use crate::support::{Client, Driver, Gate, Response, Server, Setup, Task, http_configuration, with_each_driver};
 

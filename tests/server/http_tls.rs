@@ -81,7 +81,6 @@ impl World {
 
 const OWN: &str = "ssl_certificate %DIR%/own.crt; ssl_certificate_key %DIR%/own.key;";
 
-/// An RSA key of 3072 bits.
 const LONG_KEY: &str = include_str!("../../crates/engine/tests/keys/rsa3072.key");
 
 /// The same key without a password, and with the password `secret`.
@@ -769,7 +768,6 @@ fn names_in_a_client_s_certificate_are_in_a_variable(driver: Driver) {
     server.stop();
 }
 
-/// A certificate for the key of [`PLAIN_KEY`].
 fn certificate_of_plain_key(world: &World) -> String {
     let key = rcgen::KeyPair::from_pem(PLAIN_KEY).unwrap();
     world.authority.sign(authority::params(&["example.com"]), key).certificate

@@ -62,7 +62,6 @@ fn connect(server: &Server) -> UnixStream {
     stream
 }
 
-/// The ClientHello.
 fn hello(tls: &Tls) -> Vec<u8> {
     let mut bytes = Vec::new();
     tls.session("a.example").write_tls(&mut bytes).expect("memory");
@@ -87,7 +86,6 @@ fn say(server: &Server, pieces: &[&[u8]]) -> Vec<u8> {
     }
 }
 
-/// A record of this type.
 fn record(kind: u8, contents: &[u8]) -> Vec<u8> {
     let length = u16::try_from(contents.len()).expect("short").to_be_bytes();
     [&[kind, 3, 3], &length[..], contents].concat()

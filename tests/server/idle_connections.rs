@@ -1,8 +1,9 @@
-//! 20,000 idle connections are served, kept, and leak nothing.  All workers of a server are one process, which has a
-//! descriptor for each connection. If the limit of descriptors is too low for all of them in one process (20,000
-//! descriptors are not enough for 20,000 connections, and raising limits needs a privilege), a second server takes the
-//! rest at the same time; the output says so. For the same reason the clients are in processes of their own, one for
-//! each server.
+//! 20,000 idle connections are served, kept, and leak nothing.
+//!
+//! All workers of a server are one process, which has a descriptor for each connection. If the limit of descriptors is
+//! too low for all of them in one process (20,000 descriptors are not enough for 20,000 connections, and raising limits
+//! needs a privilege), a second server takes the rest at the same time; the output says so. For the same reason the
+//! clients are in processes of their own, one for each server.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! The layers of ARCHITECTURE.md: no cycle between crates, and none between the folders of a crate.  A folder, or a
-//! file, directly under a crate's `src` is one node of the crate's graph. Every path that begins with `crate::` or
-//! `super::` and leaves the node is an edge; a name that `lib.rs` re-exports counts for its origin. Code under
-//! `#[cfg(test)]` does not count: a test may use higher layers.
+//! The layers of ARCHITECTURE.md: no cycle between crates, and none between the folders of a crate.
+//!
+//! A folder, or a file, directly under a crate's `src` is one node of the crate's graph. Every path that begins with
+//! `crate::` or `super::` and leaves the node is an edge; a name that `lib.rs` re-exports counts for its origin. Code
+//! under `#[cfg(test)]` does not count: a test may use higher layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -104,7 +105,6 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Folders of all crates.
 fn crates() -> BTreeSet<String> {
     let entries = fs::read_dir(workspace().join("crates")).unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()

@@ -13,8 +13,8 @@ with_each_driver!(
 
 /// The limit that `/limit` sets.
 const LIMIT: usize = 1 << 20;
-/// A request head with this many fields holds a lease of 64 KiB, because it does not fit into one of 20: 16 of them
-/// reach the limit, and 20 are the most ever given out.
+/// A request head with this many fields holds a lease of 64 KiB, because it does not fit into one of 20 KiB: 16 such
+/// leases reach the limit, and 20 are the most ever given out.
 const FIELDS: usize = 3;
 const FIELD_BYTES: usize = 10_000;
 const FILE_BYTES: usize = 3 << 20;

@@ -224,7 +224,6 @@ fn a_graceful_stop_lets_a_request_finish(driver: Driver) {
     server.assert_nothing_left();
 }
 
-/// A configuration with small socket buffers.
 fn with_small_sockets(driver: Driver) -> String {
     let answer = format!("server {{ listen %TCP% sndbuf=4k; return 200 {}; }}", "a".repeat(ANSWER_BYTES));
     http_configuration(driver, &answer)
@@ -590,7 +589,6 @@ fn one_process_does_everything_without_a_master(driver: Driver) {
     server.end(Signal::QUIT);
 }
 
-/// Names of the event loops of a process.
 fn loops_of(pid: Pid) -> BTreeSet<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
     let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
@@ -818,7 +816,6 @@ fn a_log_that_is_opened_anew_after_a_full_disk_begins_with_a_line() {
     server.end(Signal::TERM);
 }
 
-/// Limit of a process' core files in bytes.
 fn core_bytes_max(pid: Pid) -> u64 {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
     let line = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).expect("a limit");

@@ -17,13 +17,11 @@ fn lines(server: &Server, text: &str) -> Vec<String> {
     server.log().lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
 }
 
-/// The process that wrote a line of the error log.
 fn writer_of(line: &str) -> i32 {
     let number = line.split("] ").nth(1).and_then(|rest| rest.split('#').next());
     number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no process in {line}"))
 }
 
-/// Waits until this process has logged the text.
 #[track_caller]
 fn wait_logged_by(server: &Server, pid: Pid, text: &str) {
     server.directory.wait_until(&format!("\"{text}\" by {pid} in error.log"), |directory| {

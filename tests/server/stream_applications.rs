@@ -260,7 +260,6 @@ fn a_session_of_ssh_outlives_a_reload(driver: Driver) {
     server.stop();
 }
 
-/// The user who runs the tests.
 fn user_name() -> String {
     let output = Command::new("id").arg("-un").output().expect("it starts");
     String::from_utf8(output.stdout).expect("text").trim().to_owned()

@@ -45,7 +45,6 @@ fn patient(stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// Closes a connection with a reset.
 fn reset(stream: TcpStream) {
     rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).expect("an option");
 }

@@ -1,6 +1,7 @@
-//! Thread pools through the real binary: named pools, their limits, reloads, and their end.  The directive `test_pool`
-//! makes a pool's thread connect to a Unix socket of the test and wait there until it is released: so a test knows that
-//! a task has begun, and decides when it ends.
+//! Thread pools through the real binary: named pools, their limits, reloads, and their end.
+//!
+//! The directive `test_pool` makes a pool's thread connect to a Unix socket of the test and wait there until it is
+//! released: so a test knows that a task has begun, and decides when it ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};

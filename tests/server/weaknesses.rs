@@ -1,6 +1,7 @@
-//! The public weaknesses of 2025 and 2026 in web servers and proxies, each tried against the real binary.  The list
-//! below has a line for each: its test, its ID, the input, and the right reaction. The comment of each test says what a
-//! vulnerable server does. A worker process that dies logs an alert, which `Server::stop` finds.
+//! The public weaknesses of 2025 and 2026 in web servers and proxies, each tried against the real binary.
+//!
+//! The list below has a line for each: its test, its ID, the input, and the right reaction. The comment of each test
+//! says what a vulnerable server does. A worker process that dies logs an alert, which `Server::stop` finds.
 
 use std::fs;
 use std::io::Read;
@@ -318,7 +319,6 @@ fn nearly_a_status_line(driver: Driver) {
     }
 }
 
-/// All files below a directory.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path());
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
