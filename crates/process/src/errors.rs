@@ -241,7 +241,7 @@ mod tests {
         report.push(Level::Emerg, "second");
         let bounded = report.bounded();
         assert!(bounded.entries[0].message.len() <= REPORT_BYTES_MAX);
-        assert!(bounded.entries[1].message.contains("left out"));
+        assert!(bounded.entries[1].message.contains("the rest is omitted"));
     }
 
     #[test]
