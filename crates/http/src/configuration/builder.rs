@@ -1,8 +1,7 @@
 //! Builds the http block: scopes, servers, locations, addresses, variables.
 //!
-//! While the text is walked, blocks only gather what they say. When all of it
-//! is known, every scope is completed from its parent, and what the workers
-//! need is put together. Then, at the very end, the sockets are opened.
+//! While the text is walked, blocks only collect their directives. Then every scope is completed from its parent, and
+//! the tables for the workers are built. The sockets are opened last.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -46,66 +45,66 @@ use gale_engine::virtual_servers::{
 };
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
 
-/// The port when `listen` names none.
+/// Port of a `listen` that names none.
 const PORT_DEFAULT: u16 = Scheme::Http.default_port();
 
-/// The port of a server without `listen` when the program does not run as root.
+/// Port of a server without `listen` when the program does not run as root.
 const PORT_UNPRIVILEGED: u16 = 8000;
 
-/// `http2_chunk_size` where no module has it.
+/// `http2_chunk_size` if no module sets it.
 const HTTP2_CHUNK_DEFAULT: u64 = 8 * 1024;
 
-/// HTTP clients speak first, so the kernel tells of a connection when its request is there: what would be an accept, a
-/// wait and a receive becomes one step.
+/// HTTP clients speak first, so the kernel reports a connection only when its request has arrived: an accept, a wait
+/// and a receive become one step.
 const DEFAULTS: ListenDefaults = ListenDefaults { port: PORT_DEFAULT, deferred: true, datagrams: false };
 
 /// The http block while it is being read.
 #[derive(Default)]
 pub struct HttpBuilder {
-    /// The variables mentioned so far, and what refers to them.
+    /// Variables mentioned so far, with the places that refer to them.
     pub variables: VariablesDraft<Request>,
-    /// The groups of servers that are declared or referred to so far.
+    /// Groups of servers that are declared or referred to so far.
     pub upstreams: Upstreams<Request>,
-    /// Directories for temporary files that modules want.
+    /// Directories for temporary files of modules.
     pub temp_paths: Vec<Setting<TempPath>>,
-    /// The directories of caches, with their zones: none has two.
+    /// Cache directories with their zones: a directory may belong to one zone only.
     pub cache_directories: Vec<(std::path::PathBuf, bstr::BString)>,
-    /// What is asked of servers that are spoken to over TLS.
+    /// TLS settings for connections to upstream servers.
     pub tls_clients: Vec<TlsClientDraft>,
-    /// Files of keys that modules want.
+    /// Key files of modules.
     pub secrets: Vec<SecretDraft>,
-    /// Servers whose clients may ask for tunnels.
+    /// Servers that allow CONNECT.
     connect_servers: Vec<ServerId>,
     tree: ScopeTree,
-    /// What else there is to know of each scope.
+    /// The remaining data of each scope.
     scopes: Vec<ScopeDraft>,
     servers: Vec<ServerDraft>,
 }
 
-/// A file that only the master may be able to read, and that has not been read.
+/// A file that only the master may be able to read, and that has not been read yet.
 pub struct SecretDraft {
     /// The file.
     pub path: PathBuf,
-    /// Where it is named.
+    /// The place that names it.
     pub span: Span,
-    /// Gets its contents.
+    /// Receives its contents.
     pub contents: Arc<OnceLock<Vec<u8>>>,
 }
 
 struct ScopeDraft {
     kind: ScopeKind,
     server: Option<ServerId>,
-    /// The location as written, for messages; empty for the others.
+    /// The location as written, for messages; empty for other scopes.
     name: BString,
     shape: LocationShape,
     /// Locations nested here, in order.
     locations: Vec<(Pattern, ScopeId)>,
-    /// Their patterns, but for regular expressions: each may be there once.
+    /// Patterns of those locations, except regular expressions, to reject duplicates.
     patterns: HashSet<(LocationShape, Box<[u8]>)>,
     limit_except: Option<LimitExcept>,
 }
 
-/// What kind of location a scope is: decides what may be nested in it.
+/// The kind of location, which decides what may be nested in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum LocationShape {
     None,
@@ -137,14 +136,14 @@ impl HasUpstreams<Request> for HttpBuilder {
     }
 }
 
-/// What a directive of the http block, or inside of it, may take for granted.
+/// Access to the http block, for directives inside of it.
 pub trait InHttp {
     /// The http block.
     fn http_mut(&mut self) -> &mut HttpBuilder;
 
-    /// The scope that the directive stands in.
+    /// The scope that contains the directive.
     fn http_scope(&self) -> ScopeId;
-    /// Has the server that is built allow CONNECT.
+    /// Allows CONNECT in the current server.
     fn allow_connect(&mut self);
 }
 
@@ -169,7 +168,6 @@ impl InHttp for Builder {
 }
 
 impl ScopeDraft {
-    /// A scope that is no location.
     fn new(kind: ScopeKind, server: Option<ServerId>) -> ScopeDraft {
         ScopeDraft {
             kind,
@@ -197,7 +195,7 @@ impl HttpBuilder {
         &mut self.scopes[id.0 as usize]
     }
 
-    /// What an `alias` in this scope replaces; `None` outside of a location.
+    /// The part that an `alias` in this scope replaces; `None` outside of a location.
     pub fn alias_of(&self, scope: ScopeId) -> Option<Alias> {
         let draft = self.scope(scope);
         match draft.shape {
@@ -207,32 +205,32 @@ impl HttpBuilder {
         }
     }
 
-    /// The part of URIs that a path of `proxy_pass` takes the place of in this scope; `None` where there is none: in a
-    /// location given by an expression, a named one, or a block without a name.
+    /// The part of a URI that the path of `proxy_pass` replaces in this scope. `None` in a location given by a regular
+    /// expression, in a named location, and in a block without a name.
     pub fn replaceable_part(&self, scope: ScopeId) -> Option<Box<[u8]>> {
         let draft = self.scope(scope);
         let is_plain = matches!(draft.shape, LocationShape::Exact | LocationShape::Prefix);
         (draft.kind == ScopeKind::Location && is_plain).then(|| draft.name.as_slice().into())
     }
 
-    /// The name of the location that a scope is, if it stands for all paths below its name.
+    /// The name of a location that matches all paths below its name.
     pub fn location_prefix(&self, scope: ScopeId) -> Option<&[u8]> {
         let draft = self.scope(scope);
         let is_prefix = draft.kind == ScopeKind::Location && matches!(draft.shape, LocationShape::Prefix);
         is_prefix.then_some(draft.name.as_slice())
     }
 
-    /// The server that a scope is in, if it is in one.
+    /// The server that contains the scope, if any.
     pub fn server_of(&self, scope: ScopeId) -> Option<ServerId> {
         self.scope(scope).server
     }
 
-    /// What `server_name` says in a server: all of it when the settings are completed.
+    /// The names of a server. Complete only once the settings are being completed.
     pub fn names_of(&self, server: ServerId) -> impl Iterator<Item = &(Word, ServerName)> {
         self.servers[server.0 as usize].names.iter()
     }
 
-    /// Has a server use a certificate that a service obtains.
+    /// Makes a server use a certificate that a service obtains.
     pub fn set_managed_certificate(&mut self, server: ServerId, certificate: Arc<ManagedCertificate>) {
         self.servers[server.0 as usize].managed = Some(certificate);
     }
@@ -271,7 +269,7 @@ pub fn http_block(builder: &mut Builder, statement: &Statement) -> Result<(), Di
     Ok(())
 }
 
-/// Adds a scope inside of the one that is being read.
+/// Adds a scope inside of the current one.
 fn add_scope(builder: &mut Builder, draft: ScopeDraft) -> ScopeId {
     let parent = builder.http_scope();
     let confs = builder.no_confs();
@@ -298,7 +296,7 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
     check_nesting(http.scope(parent), &name, shape).map_err(|message| statement.error(message))?;
     let stored_name = stored_name(&pattern, &name);
     let parent = http.scope_mut(parent);
-    // Of named locations that are called the same the first one counts, as in nginx.
+    // Of named locations with the same name the first one is used, as in nginx.
     if let Pattern::Exact(text) | Pattern::Prefix { prefix: text, .. } = &pattern
         && !parent.patterns.insert((shape, text.clone()))
     {
@@ -312,7 +310,7 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
     Ok(())
 }
 
-/// `limit_except METHOD … { }`: the block for every other method.
+/// `limit_except METHOD … { }`: the block applies to all other methods.
 pub fn limit_except(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let location = builder.http_scope();
     if builder.http_mut().scope(location).limit_except.is_some() {
@@ -337,11 +335,11 @@ fn limited_method(word: &Word) -> Result<Method, Diagnostic> {
     }
 }
 
-/// A block without a name that a request may come into while it is in the one around it: `if`, `limit_except`. Returns
-/// its scope.
+/// Adds a block without a name, `if` or `limit_except`, which a request may enter from the block around it. Returns its
+/// scope.
 ///
-/// It has all settings of the block around it but those that are for a location alone, and the content of the
-/// location stays what it is unless the block has content of its own.
+/// The block inherits all settings except those of a location alone. It keeps the location's content handler unless it
+/// has one of its own.
 pub fn nameless_block(builder: &mut Builder, statement: &Statement, place: Contexts) -> ScopeId {
     let outer = builder.http_scope();
     let outer = builder.http_mut().scope(outer);
@@ -352,7 +350,7 @@ pub fn nameless_block(builder: &mut Builder, statement: &Statement, place: Conte
     scope
 }
 
-/// The location's name without the modifier that may be written together with it.
+/// The location's name without a modifier that is written together with it.
 fn stored_name(pattern: &Pattern, written: &BString) -> BString {
     match pattern {
         Pattern::Exact(uri) => BString::from(&**uri),
@@ -376,7 +374,7 @@ pub fn listen(builder: &mut Builder, statement: &Statement) -> Result<(), Diagno
     current_server(builder).add_listen(listen, &statement)
 }
 
-/// `status_zone ZONE` of a server. False if it has one.
+/// `status_zone ZONE` of a server. Returns false if the server has one already.
 pub fn set_server_zone(builder: &mut Builder, zone: Arc<ServerZone>) -> bool {
     current_server(builder).zone.replace(zone).is_none()
 }
@@ -427,7 +425,7 @@ fn location_pattern(http: &mut HttpBuilder, statement: &Statement) -> Result<(Pa
     }
 }
 
-/// nginx's rules on what may stand in what.
+/// nginx's rules for nested locations.
 fn check_nesting(parent: &ScopeDraft, name: &BString, shape: LocationShape) -> Result<(), String> {
     if parent.kind != ScopeKind::Location {
         return Ok(());
@@ -455,10 +453,10 @@ fn check_nesting(parent: &ScopeDraft, name: &BString, shape: LocationShape) -> R
 /// The http block, complete but for its sockets.
 struct HttpDraft {
     configuration: HttpConfiguration,
-    /// By address.
+    /// Virtual servers, by address.
     servers: Vec<VirtualServers>,
     plan: ListenPlan,
-    /// Directories for temporary files that modules want, besides those for bodies.
+    /// Directories for temporary files of modules, besides those for request bodies.
     temp_paths: Vec<Setting<TempPath>>,
 }
 
@@ -521,7 +519,7 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan, temp_paths }))
 }
 
-/// Notes files that requests reach, scope by scope.
+/// Notes the files that requests reach, scope by scope.
 fn note_reach(scopes: &[Scope], temp_paths: &[Setting<TempPath>], builder: &mut Builder) {
     let of_bodies = scopes.iter().map(|scope| &scope.core.client_body_temp_path);
     of_bodies.chain(temp_paths).for_each(|setting| builder.reach.keeps_in(&setting.get().path));
@@ -544,7 +542,7 @@ fn conf<C: 'static>(confs: &Confs) -> Option<&C> {
     confs.iter().flatten().find_map(|conf| conf.downcast_ref())
 }
 
-/// What the http block itself says of name servers.
+/// The resolver settings of the http block itself.
 fn resolver_defaults(confs: &[Confs]) -> ResolverDefaults {
     let core = confs.first().into_iter().flatten().flatten().find_map(|conf| conf.downcast_ref::<CoreSettings>());
     ResolverDefaults {
@@ -578,7 +576,7 @@ impl BlockDraft for HttpDraft {
     }
 }
 
-/// Directories for temporary files have to be there before they are needed. A default one may be missing where nobody
+/// Directories for temporary files must exist before they are needed. A default one may be missing if no location
 /// stores anything.
 fn prepare_temp_paths<'s>(
     settings: impl Iterator<Item = &'s Setting<TempPath>>,
@@ -595,7 +593,7 @@ fn prepare_temp_paths<'s>(
         if setting.span().is_none()
             && let Some(parent) = path.parent()
         {
-            // A default place that no package has made.
+            // A default directory that the package did not create.
             let _ = resources.directory(parent, None);
         }
         match resources.directory(path, owner) {
@@ -606,7 +604,7 @@ fn prepare_temp_paths<'s>(
     Ok(())
 }
 
-/// How a scope looks names up.
+/// The resolver of a scope, and its timeout.
 fn lookup(confs: &Confs) -> Lookup {
     let core = confs.iter().flatten().find_map(|conf| conf.downcast_ref::<CoreSettings>())?;
     Some((core.resolver.get_opt().cloned()?, *core.resolver_timeout.get()))
@@ -667,7 +665,7 @@ fn finish_scopes(drafts: Vec<ScopeDraft>, confs: Vec<Confs>, tree: &ScopeTree, b
     scopes
 }
 
-/// A block without a name keeps the content of the location around it, unless it has some of its own.
+/// A block without a name keeps the content handlers of the location around it, unless it has a different one.
 fn keep_content(block: &mut Scope, location: &Scope, id: ScopeId) {
     const CONTENT: usize = Phase::Content as usize;
     let outer = &location.handlers[CONTENT];
@@ -682,7 +680,7 @@ fn keep_content(block: &mut Scope, location: &Scope, id: ScopeId) {
     block.handlers[CONTENT] = outer.iter().map(keep).collect();
 }
 
-/// What modules do to requests and to responses, in order.
+/// Handlers and filters of all modules, in order.
 struct Parts {
     handlers: Vec<(Phase, BoundHandler)>,
     filters: Vec<BoundFilter>,

@@ -1,7 +1,7 @@
-//! Which responses a filter is for, by their media types: `gzip_types`, `sub_filter_types` and their kin.
+//! The media types of responses that a filter applies to: `gzip_types`, `sub_filter_types` and similar directives.
 //! (<https://nginx.org/en/docs/http/ngx_http_gzip_module.html#gzip_types>)
 //!
-//! `text/html` is always among them. Parameters of a type and case do not count.
+//! `text/html` is always included. Parameters of a type are ignored, as is case.
 
 use bstr::BStr;
 use gale_config::{Diagnostic, Statement};
@@ -14,11 +14,11 @@ use gale_engine::configuration::Builder;
 pub enum MediaTypes {
     /// `*`
     Any,
-    /// These, in lower case and in order.
+    /// These types, in lower case and sorted.
     These(Vec<Box<[u8]>>),
 }
 
-/// What every list begins with.
+/// The first type of every list.
 const ALWAYS: &[u8] = b"text/html";
 
 impl MediaTypes {
@@ -33,7 +33,7 @@ impl MediaTypes {
             if !names.contains(&name) {
                 names.push(name);
             } else if word.span != statement.span {
-                // Written by a person: the words of a default have the place of the statement.
+                // The words of a default have the span of the statement: only words of the file can be duplicates.
                 let message = format!("duplicate MIME type \"{}\"", BStr::new(&name));
                 builder.note([Diagnostic::warn(message).at(word.span)]);
             }
@@ -42,7 +42,7 @@ impl MediaTypes {
         Ok(MediaTypes::These(names))
     }
 
-    /// Whether one of the lists has the type of a response with this `Content-Type`. None has that of one without.
+    /// True if one of the lists has the media type of this `Content-Type`. An empty `Content-Type` matches only `*`.
     pub fn contain(lists: &[MediaTypes], content_type: &[u8]) -> bool {
         let end = content_type.iter().position(|&byte| byte == b';').unwrap_or(content_type.len());
         let mut name = ShortText::from_slice(content_type[..end].trim_ascii_end());

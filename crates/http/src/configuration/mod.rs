@@ -1,5 +1,5 @@
-//! From the text of an `http` block to what requests use, which is in `request/configuration/` because it holds what is
-//! called with requests: handlers, filters, texts with variables.
+//! Builds the configuration of an `http` block. The result is in `request/configuration/`, because it holds handlers,
+//! filters and texts with variables, which are called with requests.
 
 pub mod builder;
 pub mod media_types;

@@ -1,4 +1,4 @@
-//! A request as the subject of variables, and of the modules that are written once for all protocols.
+//! A request as the subject of variables and of modules that are shared by all protocols.
 
 use std::fmt;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! The NAME in `aio threads=NAME`, as it is written.
+//! Compiles the NAME of `aio threads=NAME`.
 
 use gale_config::{Diagnostic, Word};
 use gale_engine::configuration::Builder;
@@ -10,7 +10,7 @@ impl PoolName {
     /// Compiles a name.
     ///
     /// # Errors
-    /// What is wrong with it. That there is no such pool is found out when all of the configuration is known.
+    /// An invalid name. A pool that does not exist is reported once the whole configuration is known.
     pub fn new(builder: &mut Builder, name: &Word) -> Result<PoolName, Diagnostic> {
         let template = builder.http_mut().template(name)?;
         if let Some(name_bytes) = template.as_constant() {
