@@ -1,23 +1,24 @@
-//! The delivery ladder: how a piece of a file gets to where it is sent from, without the loop ever waiting for a disk.
+//! The delivery ladder: takes each piece of a file to the socket or to memory without ever blocking the loop on a disk.
 //!
-//! For each piece the cheapest way that cannot wait:
+//! The cheapest way that cannot block is used for each piece:
 //!
 //! | | way | when |
 //! |---|---|---|
-//! | 1 | memory | a small body that the cache of open files holds: bytes, and no piece of a file at all |
-//! | 2 | a read on the loop | what the kernel has in memory (`preadv2(RWF_NOWAIT)`), up to 64 KiB at once |
+//! | 1 | memory | a small body in the cache of open files: sent as bytes, not as a piece of a file |
+//! | 2 | a read on the loop | data in the page cache (`preadv2(RWF_NOWAIT)`), up to 64 KiB at once |
 //! | 3 | `sendfile` | it is on, the piece is large enough, and it is known to be in memory |
-//! | 4 | a read in a pool (`aio on`: by the ring) | the rest: file systems that wait for others, and what nobody may look for |
+//! | 4 | a read in a pool (`aio on`: by the ring) | everything else: network file systems, and files whose pages must
+//! not be queried |
 //!
-//! The fourth returns the data itself. It begins while the last piece is still being sent, once half of that has left;
-//! so a stream is read ahead of its client, which holds one piece and a half at most: 96 KiB, unless `output_buffers`
-//! says more. For one that waits for the disk time after time the reads grow to 256 KiB, so it holds that and half a
-//! piece. For one whose socket is full time after time, and that takes less than a piece in a tenth of a second, pieces
-//! shrink to what it takes in that time (`client_rate.rs`), and the next one is read when the socket has room for it:
-//! what the kernel has queued lasts for as long as that takes.
+//! The fourth way returns the data itself. The read begins while the previous piece is still being sent, once half of
+//! that has left. So a stream is read ahead of its client, which holds at most one and a half pieces: 96 KiB unless
+//! `output_buffers` is larger. For a client that waits for the disk repeatedly, reads grow to 256 KiB, so it holds up
+//! to that and half a piece. For a client whose socket is full repeatedly, and that takes less than a piece in a tenth
+//! of a second, pieces shrink to the amount that it takes in that time (`client_rate.rs`), and the next piece is read
+//! when the socket has room: the data that the kernel has queued lasts for that long.
 //!
-//! No protocol is known here: HTTP/1 asks for all four ways, what has to see the bytes (TLS, filters, HTTP/2) for all
-//! but `sendfile`. The figures behind the numbers are in `docs/decisions/0014-delivery-ladder.md`.
+//! This module knows no protocol: HTTP/1 uses all four ways; TLS, filters and HTTP/2, which need the bytes in memory,
+//! use all but `sendfile`. The figures behind the numbers are in `docs/decisions/0014-delivery-ladder.md`.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#aio>)
 
 use std::io;
@@ -31,63 +32,63 @@ use crate::files::FilePiece;
 use crate::files::client_rate::ClientRate;
 
 /// A piece of a file smaller than this is read even when `sendfile` is on: one call for head and body is cheaper than
-/// two, and a read into memory that is warm as fast as the page cache itself.
+/// two, and a read into warm memory is as fast as the page cache itself.
 pub const SENDFILE_MIN: u64 = 64 * 1024;
 
-/// How much is read at once, on the loop or elsewhere, unless `output_buffers` says more: 16 microseconds of copying.
+/// Bytes read at once, on the loop or elsewhere, unless `output_buffers` is larger: 16 microseconds of copying.
 pub const READ_PIECE: u64 = 64 * 1024;
 
-/// How much is read at once for a client that waits for the disk rather than the disk for it: it comes to that by
-/// doubling from wait to wait. To have waited once says little: everybody does at the beginning of a response, and a
-/// client that is slow when the disk is much slower for a moment, and would take seconds for what it is given. Larger
-/// reads do not make a disk faster, and take memory.
+/// Bytes read at once, at most, for a client that waits for the disk. The size doubles with each wait. A single wait
+/// says little: every client waits at the beginning of a response, and a client slower than the disk may meet a moment
+/// at which the disk is much slower; it would then take seconds to receive the larger piece. Larger reads do not make a
+/// disk faster, and take memory.
 const COLD_PIECE_MAX: u64 = 256 * 1024;
 
-/// Near the hard limit of leases less and less is read at once, but not less than this: the response that is under way
-/// comes to its end, slowly, and what it has sent makes room.
+/// Near the hard limit of leases reads shrink, but not below this: the response in flight ends, slowly, and the bytes
+/// that it has sent make room.
 const LEAST_PIECE: u64 = 4 * 1024;
 
-/// What `output_buffers` may ask for at once.
+/// Upper bound of a read that `output_buffers` asks for.
 const BUFFER_BYTES_MAX: u64 = 1 << 20;
 
-/// How the pieces of files in a response are sent: what the location decides.
+/// Settings of a location for sending pieces of files.
 #[derive(Clone, Debug)]
 pub struct FileOptions {
     /// `sendfile`
     pub sendfile: bool,
-    /// `sendfile_max_chunk` in bytes, 0 for no bound of the configuration's.
+    /// `sendfile_max_chunk` in bytes; 0 for no limit.
     pub chunk_max: u64,
     /// `tcp_nopush`
     pub nopush: bool,
     /// `aio`
     pub way: ReadWay,
-    /// The pool that `aio threads` names; without one, `default`.
+    /// The pool that `aio threads` names; `default` if it names none.
     pub pool: Option<ThreadPool>,
-    /// `directio`: files from this size on are read past the page cache.
+    /// `directio`: files of at least this size bypass the page cache.
     pub direct_from: u64,
     /// `directio_alignment`
     pub direct_alignment: u32,
-    /// `output_buffers`: the bytes of all of them.
+    /// `output_buffers`: the total size of all buffers.
     pub buffer_bytes: u64,
     /// `read_ahead` is not 0.
     pub is_sequential: bool,
-    /// `postpone_output`: so much is gathered before it is sent, as long as there is more at once.
+    /// `postpone_output`: bytes gathered before they are sent, as long as more is available at once.
     pub postponed_bytes: u64,
 }
 
-/// What is done when something is not in memory.
+/// The way to read data that is not in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadWay {
-    /// It is read in a pool.
+    /// Read in a pool.
     Pool,
-    /// It is read by the loop's io_uring, if that is the driver; else in a pool.
+    /// Read by the loop's io_uring if that is the driver, else in a pool.
     Ring,
-    /// Nobody asks, and whoever sends it waits for the disk: `aio off`.
+    /// `aio off`: read or sent on the loop, which may block on the disk.
     Blocking,
 }
 
 impl Default for FileOptions {
-    /// The defaults of all directives: for files that are read and not sent.
+    /// Defaults of all directives, for files that are read and not sent.
     fn default() -> Self {
         FileOptions {
             sendfile: false,
@@ -104,40 +105,39 @@ impl Default for FileOptions {
     }
 }
 
-/// What comes next of a piece.
+/// The next step for a piece.
 #[derive(Debug)]
 pub enum Next {
-    /// These bytes; the piece is shorter by them.
+    /// These bytes, which have been taken from the piece.
     Bytes(Bytes),
-    /// So many of its bytes can go by [`Delivery::sendfile`].
+    /// This many bytes can be sent by [`Delivery::sendfile`].
     Sendfile(u64),
-    /// They are being read: [`Delivery::poll_read`].
+    /// A read is in progress: [`Delivery::poll_read`].
     Reading,
 }
 
-/// Delivers pieces of files, one after the other, from their beginnings to their ends. Dropped, it gives up a read that
-/// is under way.
+/// Delivers pieces of files one after the other, each from its beginning to its end. Dropping it abandons a read in
+/// progress.
 #[derive(Default)]
 pub struct Delivery {
     options: FileOptions,
     reading: Option<PieceRead>,
-    /// How much is read next when it is not in memory.
+    /// Size of the next read of data that is not in memory.
     cold_piece: u64,
-    /// The file cannot be sent so.
+    /// True if the file system does not support `sendfile`.
     sendfile_is_refused: bool,
-    /// How fast the client takes what is sent.
     client_rate: ClientRate,
-    /// Where in its file the last `sendfile` ended: what is left there goes the same way, however little it is.
+    /// Offset at which the last `sendfile` ended: the rest of that piece goes the same way, however small it is.
     sendfile_ended_at: Option<u64>,
 }
 
 impl Delivery {
-    /// One for a response.
+    /// Creates the delivery of one response.
     pub fn new(options: FileOptions) -> Delivery {
         Delivery { options, ..Delivery::default() }
     }
 
-    /// Goes on to another response on the same connection: how fast its client is, is known.
+    /// Begins another response on the same connection and keeps the client's rate.
     pub fn begin_response(&mut self, options: FileOptions) {
         let mut client_rate = std::mem::take(&mut self.client_rate);
         client_rate.pause();
@@ -149,34 +149,34 @@ impl Delivery {
         &self.options
     }
 
-    /// Whether a read is under way.
+    /// True if a read is in progress.
     pub fn is_reading(&self) -> bool {
         self.reading.is_some()
     }
 
-    /// How little must be left to send before the next of a piece is asked for.
+    /// Number of unsent bytes at or below which the next part of a piece is read.
     pub fn low_water(&self) -> u64 {
         if self.waits_for_room() { 0 } else { self.read_piece() / 2 }
     }
 
-    /// Whether the next of a piece is to be asked for only when the socket has room: the client is slow.
+    /// True if the next part of a piece is read only when the socket has room, because the client is slow.
     pub fn waits_for_room(&self) -> bool {
         self.slow_piece().is_some()
     }
 
-    /// The socket takes nothing at the moment.
+    /// Notes that the socket is full.
     pub fn note_full(&mut self) {
         self.client_rate.note_full();
     }
 
-    /// How much is read at once for a client that is slow. Who asks for larger pieces gets them.
+    /// Size of a read for a slow client. Settings that ask for larger pieces override it.
     fn slow_piece(&self) -> Option<u64> {
         let may_be_less = self.options.buffer_bytes <= READ_PIECE && self.options.direct_from == u64::MAX;
         self.client_rate.piece().filter(|&piece| may_be_less && piece < READ_PIECE)
     }
 
-    /// Takes what comes next of the piece, or begins to read it. Errors: the kernel's; `UnexpectedEof` when the file
-    /// has become shorter than it was; `OutOfMemory` at the hard limit of leases.
+    /// Takes the next bytes of the piece, or begins to read them. Errors: the kernel's; `UnexpectedEof` if the file has
+    /// become shorter; `OutOfMemory` at the hard limit of leases.
     pub fn next(&mut self, piece: &mut FilePiece) -> io::Result<Next> {
         if self.reading.is_some() {
             return Ok(Next::Reading);
@@ -209,7 +209,7 @@ impl Delivery {
         }
     }
 
-    /// As nginx does it: whatever it takes.
+    /// Reads or sends as nginx does, even if the loop blocks.
     fn next_in_place(&mut self, piece: &mut FilePiece, direct: Option<u32>) -> io::Result<Next> {
         if self.options.sendfile && direct.is_none() && !self.sendfile_is_refused {
             return Ok(Next::Sendfile(self.sendfile_length(piece)));
@@ -230,8 +230,8 @@ impl Delivery {
         Ok(Next::Reading)
     }
 
-    /// The bytes that are being read; the piece is the one that they are of. `starves` says that there is nothing else
-    /// to send: then the disk is what the client waits for, and if that goes on, more is read at once. Errors: as of
+    /// Polls the read in progress; `piece` must be the piece that it belongs to. `starves` is true if there is nothing
+    /// else to send: the client then waits for the disk, and reads grow if that continues. Errors: those of
     /// [`Delivery::next`], and the pool's.
     pub fn poll_read(
         &mut self,
@@ -247,8 +247,8 @@ impl Delivery {
         Poll::Ready(result.and_then(|bytes| piece.advance(bytes.len() as u64).map(|()| bytes)))
     }
 
-    /// Calls `send` with the file, to send so many bytes of the piece by `sendfile`. Errors: those of the file, and
-    /// what `send` says of the socket.
+    /// Calls `send` to send `length` bytes of the piece by `sendfile`. Errors: those of the file, and those of the
+    /// socket that `send` returns.
     pub fn sendfile(
         &mut self,
         piece: &mut FilePiece,
@@ -275,7 +275,7 @@ impl Delivery {
                 piece.advance(count as u64).map(|()| count).map_err(FileError::OfFile)
             }
             Err(error) => match error.raw_os_error() {
-                // Some file systems have no way to do it.
+                // Some file systems do not support it.
                 Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP) => {
                     self.sendfile_is_refused = true;
                     Ok(0)
@@ -296,20 +296,19 @@ impl Delivery {
         (file.metadata().size >= self.options.direct_from).then_some(self.options.direct_alignment)
     }
 
-    /// What the configuration allows of a piece. A stream bounds each call (`Stream::poll_sendfile`), and more so does
-    /// [`File::sendfile_length`] while memory is short.
+    /// Length that the configuration allows for one call. A stream bounds each call too (`Stream::poll_sendfile`), and
+    /// [`File::sendfile_length`] bounds it further while memory is short.
     fn sendfile_length(&self, piece: &FilePiece) -> u64 {
         let chunk_max = Some(self.options.chunk_max).filter(|&chunk| chunk > 0);
         piece.length.min(chunk_max.unwrap_or(u64::MAX))
     }
 
-    /// How much is read at once.
+    /// Bytes read at once.
     fn read_piece(&self) -> u64 {
         self.slow_piece().unwrap_or_else(|| self.options.buffer_bytes.clamp(READ_PIECE, BUFFER_BYTES_MAX))
     }
 
-    /// How much is read of something that is not in memory: to a boundary that others who read the same file come to,
-    /// too.
+    /// Bytes read at once of data that is not in memory: up to a boundary that other readers of the file share.
     fn cold_length(&self, piece: &FilePiece) -> u64 {
         let is_memory_short = leased_bytes() > leased_bytes_max() / 2;
         let size = match self.slow_piece() {
@@ -321,7 +320,7 @@ impl Delivery {
     }
 }
 
-/// Who is at fault when a piece of a file does not reach the client.
+/// The side at fault when a piece of a file does not reach the client.
 #[derive(Debug)]
 pub enum FileError {
     /// The file or its disk.
@@ -330,8 +329,7 @@ pub enum FileError {
     OfSocket,
 }
 
-/// Whether `sendfile` failed because of the connection: what a socket that has failed says, the network's reasons
-/// included.
+/// True if `sendfile` failed because of the connection: with an error of a failed socket or of the network.
 fn is_of_socket(error: &io::Error) -> bool {
     use io::ErrorKind::*;
     matches!(
@@ -348,8 +346,8 @@ fn is_of_socket(error: &io::Error) -> bool {
     ) || matches!(error.raw_os_error(), Some(libc::EHOSTDOWN | libc::ENETRESET | libc::ENONET | libc::EPROTO))
 }
 
-/// Asks for less where memory for all of it is not to be had. Errors: those of what is asked; `OutOfMemory` when there
-/// is not even room for the least.
+/// Asks for less if memory for the whole length is not available. Errors: those of `ask`; `OutOfMemory` if there is no
+/// room even for the smallest length.
 fn as_much_as_fits<T>(most: u64, mut ask: impl FnMut(usize) -> io::Result<T>) -> io::Result<T> {
     let mut length = most;
     loop {
@@ -362,7 +360,6 @@ fn as_much_as_fits<T>(most: u64, mut ask: impl FnMut(usize) -> io::Result<T>) ->
     }
 }
 
-/// A length in memory.
 fn to_usize(length: u64) -> usize {
     usize::try_from(length).unwrap_or(usize::MAX)
 }
@@ -384,7 +381,7 @@ mod tests {
         std::fs::write(&path, vec![b'x'; 2 * to_usize(SENDFILE_MIN)]).expect("written");
         let file = std::fs::File::open(&path).expect("there");
         std::fs::remove_file(&path).expect("there");
-        // No read writes its time of access, for which a pool would be needed.
+        // Keeps reads from updating the access time, which would need a pool.
         let read_at = SystemTime::now() + Duration::from_secs(3600);
         file.set_times(FileTimes::new().set_accessed(read_at)).expect("ours");
         let file = File::from_std(file).expect("there");
@@ -432,8 +429,8 @@ mod tests {
                 let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
                 let mut piece = FilePiece { file, offset: 0, length: 2 << 20 };
                 let mut delivery = Delivery::default();
-                // Whether it waited for the read, and how many KiB the next one brings: to the next boundary of its
-                // size.
+                // Each row: whether the client waited for the read, and the KiB of the next read, which ends at a
+                // boundary of its size.
                 let waits = [
                     (true, 64),
                     (true, 128),
@@ -455,8 +452,8 @@ mod tests {
         });
     }
 
-    /// Reads all of a file of 1 MiB for a client whose socket is full after every piece, or never, and that takes a KiB
-    /// in so many milliseconds; says how long the last pieces were.
+    /// Reads a whole file of 1 MiB for a client whose socket is full after every piece, or never, and that takes a KiB
+    /// in this many milliseconds. Returns the length of the last pieces.
     fn last_pieces(milliseconds_per_kib: u32, is_full: bool, options: FileOptions) -> usize {
         let longest = std::cell::Cell::new(0);
         each_seed(3, |simulation: &Simulation| {
@@ -487,7 +484,7 @@ mod tests {
         files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap()
     }
 
-    /// Reads what comes next for a client that takes a KiB in so many milliseconds; says how long that is.
+    /// Reads the next bytes for a client that takes a KiB in this many milliseconds. Returns their length.
     async fn read_slowly(delivery: &mut Delivery, piece: &mut FilePiece, milliseconds_per_kib: u32) -> usize {
         assert!(matches!(delivery.next(piece), Ok(Next::Reading)));
         let bytes = poll_fn(|context| delivery.poll_read(piece, false, context)).await.unwrap();
@@ -498,9 +495,9 @@ mod tests {
     #[test]
     fn pieces_are_what_a_slow_client_takes_in_a_tenth_of_a_second() {
         let any = FileOptions::default;
-        // 1 Mbit/s, half of that, and next to nothing.
+        // 1 Mbit/s, half of that, and nearly nothing.
         assert_eq!([8, 16, 1000].map(|milliseconds| last_pieces(milliseconds, true, any())), [16, 8, 4]);
-        // A client that is fast, one whose disk is slow, and who has asked for large pieces.
+        // A fast client, a client whose disk is slow, and one with large `output_buffers`.
         assert_eq!((last_pieces(1, true, any()), last_pieces(8, false, any())), (64, 64));
         assert_eq!(last_pieces(8, true, FileOptions { buffer_bytes: 1 << 17, ..any() }), 128);
     }
@@ -512,7 +509,7 @@ mod tests {
             EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(async {
                 let mut piece = FilePiece { file: open_file().await, offset: 0, length: 1 << 20 };
                 let mut delivery = Delivery::new(FileOptions::default());
-                // Three responses of half a second, and between them time that is not the client's.
+                // Three responses of half a second, separated by time that does not count.
                 for expected in [64, 64, 16] {
                     delivery.begin_response(FileOptions::default());
                     assert_eq!(read_slowly(&mut delivery, &mut piece, 8).await >> 10, expected);

@@ -1,5 +1,5 @@
-//! Open files, and how pieces of them are read and sent. Nothing here knows a request: `request/files/` asks, with what
-//! the location of one says.
+//! Open files, and how pieces of them are read and sent. Nothing here knows a request: `request/files/` passes the
+//! settings of its location.
 
 mod client_rate;
 pub mod delivery;
@@ -16,15 +16,15 @@ use gale_runtime::File;
 pub struct FilePiece {
     /// The file.
     pub file: File,
-    /// Where the piece begins, in bytes.
+    /// Beginning of the piece, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
 impl FilePiece {
-    /// Notes that so many bytes of the piece have been dealt with. None at all means that the file has become shorter
-    /// than it was when its length was announced.
+    /// Moves the beginning of the piece forward by `count` bytes. A count of 0 is an error: the file has become shorter
+    /// since its length was announced.
     pub fn advance(&mut self, count: u64) -> io::Result<()> {
         if count == 0 {
             let message = format!("{} was truncated at {} while it was being sent", self.name(), self.offset);

@@ -1,5 +1,5 @@
-//! Puts a file that is complete into its place, as a whole: who reads meanwhile gets the one before or the new one.
-//! Everything here blocks, and is a pool's work.
+//! Puts a complete file into its place atomically: a concurrent reader gets the old file or the new one. Everything
+//! here blocks, and runs in a pool.
 
 use std::ffi::OsString;
 use std::fs::{self, FileTimes, OpenOptions, Permissions};
@@ -13,39 +13,38 @@ use gale_config::{Diagnostic, Statement};
 use gale_runtime::files::{FileError, create_directories_blocking};
 use gale_runtime::{Bytes, File};
 
-/// How many names are tried for a file that is to become another one. They are random: a second one is hardly ever
-/// needed.
+/// Random names tried for a temporary file. A second one is hardly ever needed.
 const NAMES_MAX: u32 = 100;
 
-/// What is to be put into a place.
+/// Content of the new file.
 pub struct Content {
-    /// The name of the file that holds all of it: it may be renamed.
+    /// Name of the file that holds the whole content, and that may be renamed.
     pub name: Option<PathBuf>,
     /// Its beginning.
     pub memory: Vec<Bytes>,
-    /// What follows, and how long that is.
+    /// The rest, and its length.
     pub file: Option<(File, u64)>,
 }
 
-/// The place, and what the file there is to be like.
+/// The destination and the attributes of the new file.
 pub struct Target {
     /// Its path.
     pub path: PathBuf,
     /// The permissions of the file.
     pub access: u32,
-    /// Those of directories on the way that are missing, if they are to be created.
+    /// Permissions of missing parent directories, if they are to be created.
     pub parents: Option<u32>,
-    /// When it was changed, if that is known.
+    /// Modification time, if known.
     pub modified: Option<SystemTime>,
-    /// For the name of a copy.
+    /// Number used in the name of a copy.
     pub number: u32,
 }
 
-/// The permissions that `user:rw group:r` and the like stand for, as `dav_access` and `proxy_store_access` have them.
-/// The user may read and write unless it is said what the user may.
+/// The permissions that `user:rw group:r` and the like stand for, as in `dav_access` and `proxy_store_access`. The user
+/// may read and write unless `user:` is given.
 ///
 /// # Errors
-/// A word that says neither who nor what.
+/// A word that does not name a class and its permissions.
 pub fn parse_permissions(statement: &Statement) -> Result<u32, Diagnostic> {
     let mut access = 0;
     let mut user = 0o600;
@@ -74,16 +73,16 @@ pub fn parse_permissions(statement: &Statement) -> Result<u32, Diagnostic> {
     Ok(access | user)
 }
 
-/// The permissions of a directory for those of the files in it: who may read may also enter.
+/// The permissions of a directory for files with these permissions: a class that may read may also enter.
 pub fn directory_permissions(access: u32) -> u32 {
     access | (access & 0o444) >> 2
 }
 
-/// Puts what is there into its place. Returns whether its name is the target's now: else it was copied, because it has
-/// no name or is on another file system.
+/// Puts the content into its place. Returns true if its file was renamed, and false if it was copied, because it has no
+/// name or is on another file system.
 ///
 /// # Errors
-/// What the file systems say.
+/// Those of the file systems.
 pub fn place(content: &Content, target: &Target) -> Result<bool, FileError> {
     let has_taken_name = match (&content.name, &content.file) {
         (Some(name), Some((file, _))) => rename_into_place(name, file, target)?,
@@ -111,15 +110,15 @@ fn append_file(copy: &mut fs::File, file: &File, length: u64) -> io::Result<()> 
     if copied == length { Ok(()) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
-/// A descriptor of one's own of an open file.
+/// A duplicate of the descriptor of an open file.
 fn own(file: &File) -> io::Result<fs::File> {
     file.as_fd().try_clone_to_owned().map(fs::File::from)
 }
 
-/// Says when a file was changed, if that is known.
+/// Sets the modification time of a file, if it is known.
 ///
 /// # Errors
-/// What futimens(2) says.
+/// Those of futimens(2).
 pub fn set_modified(file: &fs::File, modified: Option<SystemTime>) -> io::Result<()> {
     match modified {
         Some(modified) => file.set_times(FileTimes::new().set_accessed(modified).set_modified(modified)),
@@ -127,7 +126,7 @@ pub fn set_modified(file: &fs::File, modified: Option<SystemTime>) -> io::Result
     }
 }
 
-/// Renames a file; `false` if the target is on another file system.
+/// Renames a file; false if the target is on another file system.
 fn rename_into_place(name: &Path, file: &File, target: &Target) -> Result<bool, FileError> {
     let prepare = |file: fs::File| {
         file.set_permissions(Permissions::from_mode(target.access))?;
@@ -143,15 +142,16 @@ fn rename_into_place(name: &Path, file: &File, target: &Target) -> Result<bool, 
 /// rename(2)
 ///
 /// # Errors
-/// What it says.
+/// Those of rename(2).
 pub fn rename(from: &Path, to: &Path) -> Result<(), FileError> {
     fs::rename(from, to).map_err(|error| FileError::new("rename", from, error).with_target(to))
 }
 
-/// Does it, and once more if directories were missing that could be created, with these permissions.
+/// Runs `work`. If directories were missing and `access` is given, creates them with these permissions and runs it
+/// again.
 ///
 /// # Errors
-/// Those of the work, and of mkdir(2).
+/// Those of `work`, and of mkdir(2).
 pub fn with_parents(
     path: &Path,
     access: Option<u32>,
@@ -166,19 +166,19 @@ pub fn with_parents(
     }
 }
 
-/// The permissions of a file that is made.
+/// The permissions of a new file.
 #[derive(Clone, Copy)]
 pub enum Access {
     /// These.
     Exactly(u32),
-    /// These less the umask.
+    /// These minus the umask.
     Of(u32),
 }
 
-/// Makes a file that takes the place of another one when it is complete.
+/// Creates a file beside `path` and renames it to `path` when it is complete.
 ///
 /// # Errors
-/// What the file system says, and `fill`; what there was of the file is gone then.
+/// Those of the file system and of `fill`; the incomplete file is removed.
 pub fn copy_beside(
     path: &Path,
     number: u32,
@@ -193,7 +193,7 @@ pub fn copy_beside(
     let filled = filled.and_then(|()| fill(&mut copy)).map_err(|error| FileError::new("write", name.as_path(), error));
     let done = filled.and_then(|()| rename(&name, path));
     if done.is_err() {
-        // What is left of it is of no use, and why is told of the first error.
+        // The incomplete file is of no use, and the first error is the one to report.
         let _ = fs::remove_file(&name);
     }
     done

@@ -1,7 +1,6 @@
-//! Pieces of files as bytes in memory, for whoever has to see them: filters, TLS, HTTP/2. The ladder without
-//! `sendfile`.
+//! Reads pieces of files into memory, for filters, TLS and HTTP/2: the delivery ladder without `sendfile`.
 //!
-//! No more than a piece is held for one reader at a time; dropped, it gives up a read that has not begun.
+//! A reader holds at most one piece at a time. Dropping it abandons a read that has not begun.
 
 use std::io;
 use std::task::{Context, Poll};
@@ -20,24 +19,23 @@ pub struct FileReader {
 }
 
 impl FileReader {
-    /// A reader that does what a location says; the default is what it says when it says nothing.
+    /// A reader with the options of a location; the default has the defaults of all directives.
     pub fn new(options: FileOptions) -> FileReader {
         FileReader { delivery: Delivery::new(FileOptions { sendfile: false, ..options }) }
     }
 
-    /// The next bytes of the piece, which is shorter by them afterwards. Until they are there, the piece must stay the
-    /// same. Errors: the kernel's and the pool's; `UnexpectedEof` when the file has become shorter than it was.
+    /// Returns the next bytes of the piece and takes them from the piece. Until they are there, the same piece must be
+    /// passed. Errors: the kernel's and the pool's; `UnexpectedEof` if the file has become shorter.
     pub fn poll_read(&mut self, piece: &mut FilePiece, context: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         match self.try_read(piece) {
             Ok(Some(bytes)) => Poll::Ready(Ok(bytes)),
-            // Nobody knows here whether the client waits for the disk or the disk for a slow client.
+            // It is not known here whether the client waits for the disk, or is slow itself.
             Ok(None) => self.delivery.poll_read(piece, false, context),
             Err(error) => Poll::Ready(Err(error)),
         }
     }
 
-    /// As [`FileReader::poll_read`], of what can be had without waiting; `None` when that is nothing: then it is being
-    /// read.
+    /// Like [`FileReader::poll_read`], for bytes available without blocking. `None` means that a read has begun.
     pub fn try_read(&mut self, piece: &mut FilePiece) -> io::Result<Option<Bytes>> {
         match self.delivery.next(piece)? {
             Next::Bytes(bytes) => Ok(Some(bytes)),
@@ -46,7 +44,7 @@ impl FileReader {
         }
     }
 
-    /// Whether a read is under way.
+    /// True if a read is in progress.
     pub fn is_reading(&self) -> bool {
         self.delivery.is_reading()
     }
@@ -77,7 +75,7 @@ mod tests {
                     read.extend_from_slice(&bytes);
                 }
                 assert!(read == content[1234..391_234] && !reader.is_reading());
-                // Behind the end: the file must have become shorter.
+                // Beyond the end, as if the file had become shorter.
                 piece.offset = 400_000;
                 piece.length = 1;
                 let error = poll_fn(|context| reader.poll_read(&mut piece, context)).await.unwrap_err();
@@ -92,11 +90,11 @@ mod tests {
             simulation.add_file("/file", &content).unwrap();
             let cold_files = [0, 500, 1000, 1000][simulation.seed() as usize % 4];
             simulation.set_faults(Faults { cold_files, ..Faults::NONE });
-            // Up to a quarter more: room for 64 KiB and not for the 256 KiB that are read for one who waits.
+            // Up to a quarter more: room for 64 KiB, but not for the 256 KiB read for a client that waits.
             let options = LoopOptions { leased_bytes_max: Some(160 * 1024), ..LoopOptions::default() };
             EventLoop::simulated(simulation, options).unwrap().run(async {
                 let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
-                // Others have most of it, or nearly all.
+                // Other leases hold most of the memory, or nearly all.
                 let others = [0, 100 * 1024, 190 * 1024][simulation.seed() as usize % 3];
                 let others: Vec<Lease> = (0..others / 1024).map(|_| Lease::new(1024).unwrap()).collect();
                 let mut piece = FilePiece { file, offset: 0, length: content.len() as u64 };

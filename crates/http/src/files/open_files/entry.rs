@@ -1,4 +1,4 @@
-//! One path and what was found there, with what is known about its being so still.
+//! A path, the file found there, and the means to know that it has not changed.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -11,72 +11,71 @@ use rustix::process::{Resource, getrlimit};
 use super::table::Keyed;
 use gale_engine::budget::{Budget, BudgetShare};
 
-/// Largest body that is kept in memory: below what `sendfile` is used for. Head and body then leave in one call; from
-/// here on what a copy costs more than `sendfile` outweighs the call that it saves.
+/// Largest body kept in memory: below the size from which `sendfile` is used. Head and body leave in one call; above
+/// this size the cost of a copy outweighs the call that it saves.
 pub(super) const BODY_MAX: u64 = 64 * 1024 - 1;
 
-/// All bodies in memory together, of all caches of the process: two thousand pages of 16 KiB, little beside what a
-/// machine that serves them has.
+/// Budget for the bodies in memory, of all caches of the process: two thousand pages of 16 KiB, little compared with
+/// the memory of a machine that serves them.
 pub(super) static BODIES: Budget = Budget::new(BODIES_MAX);
 
 pub(super) const BODIES_MAX: usize = 32 << 20;
 
-/// Descriptors that are held where no cache is configured, at most: a file of more than [`BODY_MAX`] that is asked for
-/// several times a second is one of few.
+/// Descriptors held without a configured cache, at most: only few files of more than [`BODY_MAX`] are requested several
+/// times a second.
 const HELD_MAX: u64 = 256;
 
-/// The share of the process's descriptors that they may be: the others are for connections.
+/// Divisor of the process's descriptor limit for that number: the others are for connections.
 const HELD_SHARE: u64 = 16;
 
-/// Budget for as many of them as may be held.
+/// Budget for these descriptors.
 pub(super) static DESCRIPTORS: LazyLock<Budget> = LazyLock::new(|| {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     Budget::new((limit / HELD_SHARE).min(HELD_MAX) as usize)
 });
 
-/// How late the time of the last use may be, in milliseconds.
+/// Resolution of the time of the last use, in milliseconds.
 pub(super) const TOUCHED_AT_MOST_EVERY: u64 = 250;
 
-/// What a path leads to. It never changes: where something else is found, there is another entry.
+/// The file or error found under a path. It is immutable: a change leads to a new entry.
 pub(super) struct Entry {
     path: Box<[u8]>,
     hash: u64,
     pub found: Found,
-    /// When it was last known to be so, in milliseconds.
+    /// Time at which it was last known to be current, in milliseconds.
     checked: AtomicU64,
     used: AtomicU64,
-    /// Counted up to what a decision needs: everybody reads this memory.
+    /// Counted only as far as a decision needs, because all workers read this memory.
     uses: AtomicU32,
-    /// Somebody is attending to it, or has.
+    /// True if a thread is attending to the entry, or has done so.
     is_attended: AtomicBool,
     kept: OnceLock<Kept>,
 }
 
-/// What was found.
 pub(super) enum Found {
     /// A regular file, open unless its body alone is kept.
     File { file: Option<File>, metadata: FileMetadata },
     /// A directory.
     Directory(FileMetadata),
-    /// Something that has not been asked for often enough to be kept.
+    /// A file that has not been requested often enough to be kept.
     Seen,
-    /// This error of the kernel.
+    /// An error of the kernel.
     Error(i32),
 }
 
-/// What makes an entry quicker than asking the kernel.
+/// The data that makes an entry cheaper than a system call.
 pub(super) struct Kept {
-    /// Tells of changes.
+    /// Reports changes.
     pub watch: Option<PathWatch>,
-    /// The whole file.
+    /// The whole content of the file.
     pub body: OnceLock<Body>,
-    /// Its body would be kept as well if there had been room.
+    /// True if the body is not kept only because there was no room.
     pub lacks_room: bool,
-    /// Its descriptor is one of the few that are held without being told to.
+    /// Share of the budget for descriptors held without a configured cache.
     pub _held: Option<BudgetShare>,
 }
 
-/// A file's content, counted among all.
+/// A file's content, counted against the budget of all bodies.
 pub(super) struct Body(Bytes);
 
 impl Entry {
@@ -101,7 +100,7 @@ impl Entry {
         }
     }
 
-    /// Counts a use as far as `most`; true when that is reached.
+    /// Counts a use, up to `most`; true when this use reaches it.
     #[inline]
     pub fn count_use(&self, most: u32) -> bool {
         self.uses.load(Ordering::Relaxed) < most && self.uses.fetch_add(1, Ordering::Relaxed) + 1 == most
@@ -126,23 +125,23 @@ impl Entry {
     }
 
     pub fn keep(&self, kept: Kept) {
-        // Who claims it does so once.
+        // Only the thread that claimed the entry sets it.
         let _ = self.kept.set(kept);
     }
 
-    /// Room for its body, if that found none before and would find some now.
+    /// Room for the body, if there was none before and there is now.
     pub fn room_at_last(&self) -> Option<BudgetShare> {
         let Found::File { metadata, .. } = &self.found else { return None };
         let kept = self.kept()?;
         if kept.lacks_room && kept.body.get().is_none() { Body::room(metadata) } else { None }
     }
 
-    /// Whether the caller is the one to attend to it.
+    /// True if the caller is now the one to attend to the entry.
     pub fn claim(&self) -> bool {
         !self.is_attended.load(Ordering::Relaxed) && !self.is_attended.swap(true, Ordering::Relaxed)
     }
 
-    /// Somebody else may attend to it.
+    /// Allows other threads to attend to the entry.
     pub fn unclaim(&self) {
         self.is_attended.store(false, Ordering::Relaxed);
     }
@@ -163,20 +162,19 @@ impl Keyed for Entry {
 }
 
 impl Body {
-    /// Room for the whole of a file, if there is some.
+    /// Room for the whole file, if available.
     pub fn room(metadata: &FileMetadata) -> Option<BudgetShare> {
         let size = usize::try_from(metadata.size).ok().filter(|_| metadata.size <= BODY_MAX)?;
         BODIES.take(size)
     }
 
-    /// The whole of a file, in the room that was taken for it; `None` if it does not stay as it is meanwhile. May
-    /// block.
+    /// Reads the whole file into the room taken for it; `None` if the file changes meanwhile. May block.
     pub fn read(file: &File, metadata: &FileMetadata, room: BudgetShare) -> io::Result<Option<Body>> {
         Ok(read_whole(file, metadata, metadata.size as usize)?.map(|bytes| Body(room.hold(bytes))))
     }
 
-    /// Whether the file has this content, and stays as it is while it is read. May block. Takes no room: a few threads
-    /// look at one file each.
+    /// True if the file has this content and does not change during the read. May block. Takes no room: only a few
+    /// threads check one file each.
     pub fn is_content_of(&self, file: &File, metadata: &FileMetadata) -> io::Result<bool> {
         let is_as_long = metadata.size == self.0.len() as u64;
         Ok(is_as_long && read_whole(file, metadata, self.0.len())?.is_some_and(|bytes| bytes == *self.0))
@@ -188,7 +186,7 @@ impl Body {
     }
 }
 
-/// So many bytes, if that is all of the file, and the file stays as it is meanwhile.
+/// Reads `size` bytes; `None` if that is not the whole file, or the file changes meanwhile.
 fn read_whole(file: &File, metadata: &FileMetadata, size: usize) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = vec![0; size];
     let is_whole = file.read_blocking(0, &mut bytes)? == bytes.len();
@@ -196,12 +194,12 @@ fn read_whole(file: &File, metadata: &FileMetadata, size: usize) -> io::Result<O
     Ok((is_whole && is_unchanged).then_some(bytes))
 }
 
-/// What a path that leads to this file leads to.
+/// The target of a path that leads to this file.
 pub(super) fn target_of(metadata: &FileMetadata) -> Option<Target> {
     Some(Target { device: metadata.device, inode: metadata.inode })
 }
 
-/// Tests that look at how much all bodies take follow each other.
+/// Serialises the tests that check the size of all bodies.
 #[cfg(test)]
 pub(super) static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
@@ -248,7 +246,7 @@ mod tests {
         assert_eq!(bodies.len(), fitting);
         assert!(bodies[0].is_content_of(&file, &metadata).unwrap(), "which takes no room");
         bodies.truncate(1);
-        // It is replaced, or grows, or shrinks, between the look at it and the read.
+        // The file is replaced, grows or shrinks between the check and the read.
         for other in [size - 1, size + 1, size] {
             std::fs::write(&path, vec![b'b'; other]).unwrap();
             assert!(read().is_none() && !bodies[0].is_content_of(&file, &metadata).unwrap());

@@ -1,13 +1,13 @@
-//! What is kept where no cache is configured: of files that are asked for often the bodies, if they are small, and else
-//! the descriptors, exactly as they are on disk.
+//! The cache of files where no `open_file_cache` is configured. It keeps the bodies of small files that are requested
+//! often, and the descriptors of larger ones, exactly as they are on disk.
 //!
-//! An entry is used only while the kernel has told of no change to anything on its path, and the kernel is asked
-//! whether it has told everything at each use. For a body in memory that is one short call (how much is unread of what
-//! it tells) instead of open, fstat, read and close. A descriptor is looked at as well before anything is sent from it,
-//! so it saves opening and closing; and since it keeps a file system busy, and a deleted file's blocks, few are held,
-//! of no very large files, and those for a second at most after the file has changed and for [`BELIEVED`] after the
-//! last request. What cannot be watched is not kept. (Changes of which the kernel does not tell, writes through a
-//! mapping that stays, show in a body after [`BELIEVED`] at the latest, and in what is sent from a descriptor at once.)
+//! An entry is used only while the kernel has reported no change on its path; each use asks the kernel whether reports
+//! are unread. For a body in memory that is one short call instead of open, fstat, read and close. A file sent from a
+//! descriptor is also checked with fstat first, so this saves opening and closing. A held descriptor keeps a file
+//! system busy and a deleted file's blocks allocated, so few are held, none of very large files, for at most a second
+//! after a change and [`BELIEVED`] after the last request. A file that cannot be watched is not kept. (The kernel does
+//! not report writes through a mapping: they show in a body after at most [`BELIEVED`], and at once in a file sent from
+//! a descriptor.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,41 +21,41 @@ use super::handles::counted_here;
 use super::table::{Keyed, Table};
 use super::{Contents, Opened, as_path, note_work};
 
-/// Most files that are kept. Each takes some kernel memory for its watch, beside the body.
+/// Maximum number of files. Each takes some kernel memory for its watch, besides the body.
 const ENTRIES_MAX: usize = 2048;
 
-/// Largest file whose descriptor is held: of sending more, opening is a hundredth, and streams that have descriptors of
-/// their own do not mix up what the kernel knows about each one's reading ahead.
+/// Largest file whose descriptor is held. Opening costs a hundredth of sending a larger file, and streams with
+/// descriptors of their own do not disturb each other's read-ahead state in the kernel.
 const HELD_SIZE_MAX: u64 = 16 << 20;
 
-/// A file that is asked for so often within a few seconds is worth a dozen system calls in the pool.
+/// A file requested this often within a few seconds is worth a dozen system calls in the pool.
 const WORTH_USES: u64 = 8;
 const WORTH_WINDOW: u64 = 4_000;
 
-/// How long an entry is believed, in milliseconds, and when it is read again so that one in use never gets so old.
+/// Time for which an entry is trusted, in milliseconds, and the earlier time at which an entry in use is read again.
 const BELIEVED: u64 = 5_000;
 const READ_AGAIN_AFTER: u64 = 4_000;
 
-/// What could not be watched is left alone for so long.
+/// Time for which a file that could not be watched is not tried again.
 const LEFT_ALONE: Duration = Duration::from_secs(60);
 
 static TABLE: OnceLock<Table<Entry>> = OnceLock::new();
 
-/// The file of this path, if it is kept.
+/// The file of this path, if it is cached.
 #[inline]
 pub(super) fn find(path: &[u8], hash: u64, now: u64) -> Option<Opened> {
     let entry = TABLE.get()?.find(hash, path)?;
     let kept = entry.kept()?;
     let age = now.saturating_sub(entry.checked());
     let is_told = kept.watch.as_ref().is_some_and(PathWatch::is_intact) && age < BELIEVED;
-    // Only now: whatever is unread may be about this file.
+    // The order matters: an unread report may be about this file.
     if !is_told || !watch::nothing_unread() || !kept.watch.as_ref().is_some_and(PathWatch::is_intact) {
         return None;
     }
     let Found::File { file, metadata } = &entry.found else { return None };
     let contents = match (kept.body.get(), file) {
         (Some(body), _) => Contents::Memory(counted_here(body.bytes(), hash)),
-        // What is written through a mapping is not told of: the head has to be that of what is sent.
+        // The kernel does not report writes through a mapping: the head must match the content that is sent.
         (None, Some(file)) if file.look_again().is_ok_and(|now| now == *metadata) => Contents::File(file.clone()),
         (None, Some(_)) => return None,
         (None, None) => return None,
@@ -63,13 +63,13 @@ pub(super) fn find(path: &[u8], hash: u64, now: u64) -> Option<Opened> {
     entry.touch(now);
     if age >= READ_AGAIN_AFTER && entry.claim() {
         let (entry, device) = (Arc::clone(entry.arc()), Device::number(metadata.device));
-        // Refused, the entry gets too old and is made anew.
+        // If the pool refuses, the entry expires and is made anew.
         let _ = default_pool().detach(device, move || read_again(&entry, now));
     }
     Some(Opened { metadata: *metadata, contents })
 }
 
-/// Notes that a file was opened. When that happens often, it is kept from then on.
+/// Counts an open of a file, and keeps the file if it is opened often.
 pub(super) fn note(path: &[u8], hash: u64, now: u64, file: &File) {
     let metadata = file.metadata();
     let has_room = metadata.size <= BODY_MAX || metadata.size <= HELD_SIZE_MAX && !DESCRIPTORS.is_full();
@@ -81,18 +81,18 @@ pub(super) fn note(path: &[u8], hash: u64, now: u64, file: &File) {
     let task = move || match PathWatch::begin(as_path(&path)) {
         Some(watch) => {
             keep(&path, hash, now, watch);
-            // When it has changed, it is to be worth it again.
+            // After a change the file has to qualify again.
             RECENT.forget(hash);
         }
         None => RECENT.leave_alone(hash, now),
     };
-    // A pool that is full has better things to do.
+    // A full pool has more important work.
     let _ = default_pool().detach(file.device(), task);
 }
 
-/// Opens and reads what is watched already: whatever happens from then on is told.
+/// Opens and reads a file that is already watched, so that every later change is reported.
 fn keep(path: &[u8], hash: u64, now: u64, watch: PathWatch) {
-    // What is found now may be another file than the one that was asked for.
+    // The path may lead to another file by now.
     let is_watched =
         |(file, metadata): &(File, FileMetadata)| watch.target() == target_of(metadata) && !file.waits_for_others();
     let Some((file, metadata)) = open(path).filter(is_watched) else { return };
@@ -116,7 +116,7 @@ fn open(path: &[u8]) -> Option<(File, FileMetadata)> {
     metadata.is_regular().then_some((file, metadata))
 }
 
-/// The body, in place of another one if there is no room.
+/// Reads the body. If there is no room, another body is removed.
 fn read(file: &File, metadata: &FileMetadata) -> Option<Body> {
     let room = Body::room(metadata).or_else(|| {
         let has_made_room = TABLE.get().is_some_and(Table::remove_one);
@@ -125,12 +125,12 @@ fn read(file: &File, metadata: &FileMetadata) -> Option<Body> {
     Body::read(file, metadata, room).ok()?
 }
 
-/// The same file with the same content is believed again.
+/// Renews an entry if the same file still has the same content.
 fn read_again(entry: &Arc<Entry>, now: u64) {
     let body = entry.kept().and_then(|kept| kept.body.get());
     let is_same = match (&entry.found, open(entry.path())) {
         (Found::File { metadata, .. }, Some((file, new))) => {
-            // What is sent from its descriptor is as new as it can be.
+            // Data sent from a descriptor is always current.
             *metadata == new && body.is_none_or(|body| body.is_content_of(&file, &new).unwrap_or(false))
         }
         _ => false,
@@ -143,7 +143,7 @@ fn read_again(entry: &Arc<Entry>, now: u64) {
     }
 }
 
-/// Frees what is not believed any more. False when nothing is left.
+/// Removes entries that are not trusted any more. False if none is left.
 pub(super) fn evict_unused(now: u64) -> bool {
     let Some(table) = TABLE.get() else { return false };
     table.retain(|entry| {
@@ -155,17 +155,17 @@ pub(super) fn evict_unused(now: u64) -> bool {
 
 static RECENT: Recent = Recent { slots: [const { AtomicU64::new(0) }; RECENT_SLOTS] };
 
-/// Files of which it is counted how often they were opened lately; a power of two.
+/// Number of files whose opens are counted; a power of two.
 const RECENT_SLOTS: usize = 1024;
 
-/// How often files were opened lately. It is no matter if a count is lost: nobody waits for another one.
+/// Counts of recent opens. A lost update is harmless.
 struct Recent {
-    /// Part of the hash (32 bits), the window of time (24), the count (8).
+    /// Part of the hash (32 bits), time window (24), count (8).
     slots: [AtomicU64; RECENT_SLOTS],
 }
 
 impl Recent {
-    /// Counts; true when it has become often.
+    /// Counts an open; true when the file has just become worth keeping.
     fn note(&self, hash: u64, now: u64) -> bool {
         let slot = self.slot(hash);
         let (tag, window) = ((hash >> 32) << 32, window(now));
@@ -228,7 +228,7 @@ mod tests {
         let path = |name: &str| directory.join(name).into_os_string().into_encoded_bytes();
         let write = |name: &str| std::fs::write(directory.join(name), name.repeat(SIZE)).unwrap();
         ["a", "b"].into_iter().for_each(write);
-        // The sweep takes nothing for old that is of the future.
+        // The sweep regards no entry of the future as old.
         let now = u64::MAX / 2;
         let keep = |name: &str| {
             let watch = PathWatch::begin(as_path(&path(name)))?;
@@ -242,7 +242,7 @@ mod tests {
                 _ => panic!("a body"),
             }
         };
-        // What the kernel told before it was kept may be taken for something new.
+        // A report from before the file was kept may be taken for a change.
         let keep_until_found = |name: &str| {
             let end = std::time::Instant::now() + Duration::from_secs(20);
             while std::time::Instant::now() < end {
@@ -255,7 +255,7 @@ mod tests {
             panic!("{name} is not kept");
         };
         let is_kept = |name: &str| TABLE.get().unwrap().find(hash_of(&path(name)), &path(name)).is_some();
-        // Room for one.
+        // Leaves room for one body.
         let others = BODIES.take(BODIES_MAX - 2 * SIZE + 1).expect("none is taken yet");
         let own = || BODIES.taken() + 2 * SIZE - 1 - BODIES_MAX;
         if keep("a").is_none() {
@@ -265,17 +265,17 @@ mod tests {
         assert_eq!((keep_until_found("a")[0], own()), (b'a', SIZE));
         let sent = keep_until_found("b");
         assert_eq!((is_kept("a"), own()), (false, SIZE), "in its place");
-        // Looked at again, it needs none.
+        // A renewed entry needs no additional room.
         let entry = Arc::clone(TABLE.get().unwrap().find(hash_of(&path("b")), &path("b")).unwrap().arc());
         read_again(&entry, now);
         assert!(is_kept("b"));
         drop(entry);
-        // As long as a client takes for it, nobody else has its room.
+        // The room stays taken as long as a client receives the body.
         keep("a");
         assert_eq!((is_kept("a"), is_kept("b"), own()), (false, false, SIZE));
         drop(sent);
         assert_eq!(own(), 0);
-        // The new one of a file that was replaced stands where the old one did.
+        // After a file is replaced, the new entry takes the place of the old one.
         keep_until_found("a");
         write("c");
         std::fs::rename(directory.join("c"), directory.join("a")).unwrap();

@@ -1,4 +1,4 @@
-//! A loop's own handles on the bodies that it sends, so that a response writes to no memory that other workers write
+//! Per-loop handles on the bodies that a loop sends, so that a response writes to no memory that other workers write
 //! to.
 //!
 //! ```text
@@ -6,34 +6,34 @@
 //!              counts handles                      counts responses
 //! ```
 //!
-//! A handle that is not used for a second goes. So what a body takes of the memory for all of them is free two seconds
-//! after its entry at the latest, unless somebody still sends it. A body is counted among all where its slot has one
-//! that is in use, and outside of loops.
+//! A handle that is unused for a second is dropped. So the memory of a body is free at most two seconds after its entry
+//! is gone, unless a response is still sending it. The shared counter is used if the slot holds another body that is in
+//! use, and outside of loops.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use gale_runtime::Bytes;
 
-/// Bodies of which a loop has handles: those that it sends at the same time most often, at some 100 bytes each.
+/// Bodies for which a loop has handles: those that it sends most often at the same time, at some 100 bytes each.
 const SLOTS: usize = 256;
 
 const SWEPT_EVERY: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// None while there is no task that sweeps them.
+    /// Empty while no sweep task runs.
     static SLOTS_OF_LOOP: RefCell<Vec<Slot>> = const { RefCell::new(Vec::new()) };
 }
 
 #[derive(Default)]
 struct Slot {
-    /// The handle; it keeps the body where it is.
+    /// Handle on the body, which keeps its memory alive.
     handle: Option<Bytes>,
-    /// Since the last sweep.
+    /// True if used since the last sweep.
     is_used: bool,
 }
 
-/// The same bytes, counted on this loop; `hash` is that of the path.
+/// The same bytes, counted on this loop. `hash` is the hash of the path.
 #[inline]
 pub(super) fn counted_here(body: &Bytes, hash: u64) -> Bytes {
     SLOTS_OF_LOOP.with_borrow_mut(|slots| {
@@ -55,7 +55,7 @@ pub(super) fn counted_here(body: &Bytes, hash: u64) -> Bytes {
     })
 }
 
-/// Makes the slots, and a task that sweeps them. False outside of a loop.
+/// Creates the slots and the task that sweeps them. False outside of a loop.
 #[cold]
 fn begin(slots: &mut Vec<Slot>) -> bool {
     if gale_runtime::try_now().is_none() {
@@ -75,7 +75,7 @@ fn begin(slots: &mut Vec<Slot>) -> bool {
     true
 }
 
-/// Drops the handles that were not used since the last time. False when none is left.
+/// Drops handles unused since the last sweep. False if none is left.
 fn sweep(slots: &mut [Slot]) -> bool {
     for slot in slots.iter_mut() {
         if !std::mem::take(&mut slot.is_used) {
@@ -85,12 +85,12 @@ fn sweep(slots: &mut [Slot]) -> bool {
     slots.iter().any(|slot| slot.handle.is_some())
 }
 
-/// The task that sweeps, or what is left of it when its loop ends: with it the handles go.
+/// Guard of the sweep task: drops the handles when the loop ends.
 struct Sweeping;
 
 impl Drop for Sweeping {
     fn drop(&mut self) {
-        // The thread may be ending, and they with it.
+        // The thread may be ending, and its locals with it.
         let _ = SLOTS_OF_LOOP.try_with(RefCell::take);
     }
 }
@@ -112,14 +112,14 @@ mod tests {
             let body = BUDGET.take(10).unwrap().hold(*b"0123456789");
             let (first, second) = (counted_here(&body, 7), counted_here(&body, 7));
             assert_eq!((&first[..], first.as_ptr(), second.as_ptr()), (&body[..], body.as_ptr(), body.as_ptr()));
-            // Another one of the same slot is not given the wrong bytes.
+            // Another body of the same slot does not receive the wrong bytes.
             let other = Bytes::from(vec![1; 100]);
             assert_eq!(counted_here(&other, 7 + SLOTS as u64), other);
             drop((first, second, body));
             assert_eq!(BUDGET.taken(), 10, "the loop has its handle");
             gale_runtime::sleep(2 * SWEPT_EVERY + SWEPT_EVERY / 2).await;
             assert_eq!((BUDGET.taken(), gale_runtime::task_count()), (0, 0), "no handle and no task is left");
-            // A loop that ends leaves nothing.
+            // A loop that ends leaves no handle.
             let body = BUDGET.take(10).unwrap().hold(*b"0123456789");
             counted_here(&body, 7);
         });

@@ -1,22 +1,24 @@
-//! Files that are asked for: opened and looked at through a cache, as `open_file_cache` says.
+//! Opens and stats files through a cache, as `open_file_cache` configures it.
 //!   open_file_cache off | max=N [inactive=TIME];       http, server, location
 //!   open_file_cache_valid TIME;  open_file_cache_min_uses N;  open_file_cache_errors on|off;  open_file_cache_events
 //!   on|off;
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#open_file_cache>)
 //!
-//! | `open_file_cache` | what is kept | how long it is believed |
+//! | `open_file_cache` | cached | trusted |
 //! |---|---|---|
-//! | `max=N` | descriptors, sizes and times, directories, with `errors` errors; small bodies | `valid`, or until the kernel tells of a change |
-//! | not set | of files that are asked for often the bodies, if small, or else the descriptors | as long as the kernel has told of no change, asked at each request: exact |
+//! | `max=N` | descriptors, sizes and times, directories, with `errors` errors; small bodies | for `valid`, or until
+//! the kernel reports a change |
+//! | not set | small bodies of files that are requested often, descriptors of larger ones | while the kernel has
+//! reported no change, checked at each request: exact |
 //! | `off` | nothing | |
 //!
 //! A size, a time and a body that are sent together were read from one descriptor, and the file was the same before and
-//! after. A file that `max=N` keeps is looked at again at each request that sends from its descriptor, so an old head
-//! does not meet a newer body; but where that look may wait for others (NFS, FUSE and their kind) it believes what it
-//! knows for `valid`, as nginx does, and there it may. Modules ask with a path (`request/files/open_files.rs`) and get
-//! the same whatever is set; nothing here waits on the loop.
+//! after. With `max=N`, a file sent from its descriptor is checked at each request, so an old head does not meet a
+//! newer body. On file systems where that check may block (NFS, FUSE and similar) the entry is trusted for `valid`, as
+//! in nginx, and a mismatch is possible. Modules pass a path (`request/files/open_files.rs`) and get the same result
+//! with any setting. Nothing here blocks the loop.
 //!
-//! Where `disable_symlinks` checks the way to a file, nothing is kept: every request goes it anew.
+//! Where `disable_symlinks` checks the path, nothing is cached: each request walks the path anew.
 
 mod entry;
 mod exact;
@@ -37,7 +39,7 @@ use rustix::time::{ClockId, clock_gettime};
 use store::Missed;
 pub use store::{Store, StoreRules};
 
-/// `open_file_cache`, where it is written.
+/// Value of `open_file_cache`.
 #[derive(Clone)]
 pub enum OpenFileCache {
     /// `off`
@@ -46,18 +48,18 @@ pub enum OpenFileCache {
     Store(Arc<Store>),
 }
 
-/// A file, or what else a path led to, ready to be sent.
+/// A file, directory or other target of a path, ready to be sent.
 pub struct Opened {
-    /// What is known of it.
+    /// Its metadata.
     pub metadata: FileMetadata,
     contents: Contents,
 }
 
-/// What of a file is sent.
+/// The content to send.
 pub(crate) enum Contents {
     Memory(Bytes),
     File(File),
-    /// Nobody opens a directory to read from it here.
+    /// A directory, which is never opened for reading here.
     Directory,
 }
 
@@ -66,13 +68,12 @@ impl Opened {
         Opened { metadata: *file.metadata(), contents: Contents::File(file) }
     }
 
-    /// What is sent.
     pub(crate) fn into_contents(self) -> Contents {
         self.contents
     }
 }
 
-/// A path that is asked for, and what the configuration says of files there.
+/// A requested path with the settings for files there.
 pub struct Lookup<'r> {
     /// The path.
     pub path: &'r [u8],
@@ -82,20 +83,20 @@ pub struct Lookup<'r> {
     pub cache: Cache<'r>,
 }
 
-/// What is kept of the files that a location has.
+/// The cache that a location uses.
 #[derive(Clone, Copy)]
 pub enum Cache<'r> {
     /// `off`
     Off,
-    /// It is not set: only what is exact.
+    /// Not set: only the exact cache.
     Exact,
     /// `max=N`
     Store(&'r Store, StoreRules),
 }
 
 impl<'r> Lookup<'r> {
-    /// Opens a file if that can be done without waiting; `None` = not: then [`Lookup::open`] does it. Errors:
-    /// open(2)'s.
+    /// Opens a file if that is possible without blocking. `None` means that [`Lookup::open`] has to be used. Errors:
+    /// those of open(2).
     pub fn try_open(self) -> Option<io::Result<Opened>> {
         if let Some(check) = self.link_check {
             let opened = files::try_open_checked(as_path(self.path), OpenFlags::READ, check)?;
@@ -109,7 +110,7 @@ impl<'r> Lookup<'r> {
         Some(destination.settle(opened))
     }
 
-    /// Opens a file. Errors: open(2)'s, and those of the pool.
+    /// Opens a file. Errors: those of open(2) and of the pool.
     pub async fn open(self) -> io::Result<Opened> {
         if let Some(check) = self.link_check {
             return files::open_checked(as_path(self.path), OpenFlags::READ, check).await.map(Opened::of);
@@ -122,7 +123,7 @@ impl<'r> Lookup<'r> {
         destination.settle(opened)
     }
 
-    /// As [`Lookup::stat`], if that can be done without waiting.
+    /// Like [`Lookup::stat`], if that is possible without blocking.
     pub fn try_stat(self) -> Option<io::Result<FileMetadata>> {
         if let Some(check) = self.link_check {
             return files::try_stat_checked(as_path(self.path), check);
@@ -137,7 +138,7 @@ impl<'r> Lookup<'r> {
         }
     }
 
-    /// As [`Lookup::stat_directory`], if that can be done without waiting.
+    /// Like [`Lookup::stat_directory`], if that is possible without blocking.
     pub fn try_stat_directory(self) -> Option<io::Result<FileMetadata>> {
         if let Some(check) = self.link_check {
             return files::try_stat_checked(as_path(self.path), check);
@@ -152,15 +153,15 @@ impl<'r> Lookup<'r> {
         }
     }
 
-    /// Looks at what a path leads to. Errors: stat(2)'s, those of open(2) where a cache is configured, and those of the
-    /// pool.
+    /// Returns the metadata of a path's target. Errors: those of stat(2), of open(2) where a cache is configured, and
+    /// of the pool.
     pub async fn stat(self) -> io::Result<FileMetadata> {
         if let Some(check) = self.link_check {
             return files::stat_checked(as_path(self.path), check).await;
         }
         match self.look(Wanted::Metadata) {
             Looked::Found(result) => result.map(|opened| opened.metadata),
-            // As nginx: what is looked at will be asked for.
+            // As in nginx, the file is opened: it will be requested next.
             Looked::Missed(destination @ Destination::Store(_)) => {
                 let opened = files::open(as_path(self.path), OpenFlags::READ).await;
                 destination.settle(opened).map(|opened| opened.metadata)
@@ -169,7 +170,7 @@ impl<'r> Lookup<'r> {
         }
     }
 
-    /// Looks at what most likely is a directory: as [`Lookup::stat`], but it need not be readable.
+    /// Like [`Lookup::stat`] for a path that is probably a directory, which need not be readable.
     pub async fn stat_directory(self) -> io::Result<FileMetadata> {
         if let Some(check) = self.link_check {
             return files::stat_checked(as_path(self.path), check).await;
@@ -214,7 +215,7 @@ enum Looked<'r> {
     Missed(Destination<'r>),
 }
 
-/// Where it shall be noted what the kernel says.
+/// The cache that stores the kernel's answer.
 enum Destination<'r> {
     Nowhere,
     Exact { path: &'r [u8], hash: u64, now: u64 },
@@ -241,17 +242,17 @@ impl Destination<'_> {
     }
 }
 
-/// Takes out of all caches what nobody asks for, and closes it; for the thread of the watches. False when they are
-/// empty.
+/// Removes unused entries from all caches and closes their files; runs on the thread of the watches. False if the
+/// caches are empty.
 fn evict_unused() -> bool {
     let clock = clock_gettime(ClockId::Monotonic);
     let now = milliseconds(clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64);
-    // Both, whatever the first says.
+    // Both must run, so no `||` on the calls.
     let (exact, stores) = (exact::evict_unused(now), store::evict_unused(now));
     exact || stores
 }
 
-/// Something is in a cache: the sweep runs again. Without it things go when others take their place.
+/// Makes the sweep run again because a cache has an entry. Without a sweep, entries go only when others replace them.
 fn note_work() {
     let _ = watch::run_every_second(evict_unused);
 }

@@ -1,15 +1,15 @@
-//! `open_file_cache max=N`: what one directive keeps, for all workers.
+//! `open_file_cache max=N`: the cache of one directive, shared by all workers.
 //!
-//! As nginx: an entry is believed for `open_file_cache_valid`, then the path is opened again, and if the same file is
-//! found there, unchanged, the entry goes on. It goes when nobody has asked for `inactive`, and the least recently used
-//! makes room at `max`. A descriptor is kept from `open_file_cache_min_uses` on; directories and, with
+//! As in nginx, an entry is trusted for `open_file_cache_valid`; then the path is opened again, and the entry stays if
+//! the same, unchanged file is found. An entry that is not requested for `inactive` is removed, and the least recently
+//! used one is removed at `max`. A descriptor is kept after `open_file_cache_min_uses`; directories and, with
 //! `open_file_cache_errors`, errors at once.
 //!
-//! Beyond nginx: an entry that is in use is watched, so a change shows at once and not after `valid` (with
-//! `open_file_cache_events on` one that is watched is believed until then); the body of a small file is kept with its
-//! descriptor; only errors that tell something about the path are kept, and not that descriptors ran out.
+//! Beyond nginx: an entry in use is watched, so a change shows at once and not after `valid` (with
+//! `open_file_cache_events on` a watched entry is trusted until then). The body of a small file is kept with its
+//! descriptor. Only errors that are about the path are kept, and not that descriptors ran out.
 //!
-//! `max` counts for all workers together, since they share one cache.
+//! `max` is for all workers together, since they share one cache.
 
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
@@ -25,29 +25,29 @@ use super::handles::counted_here;
 use super::table::{Found as Guarded, Keyed, Table};
 use super::{Contents, Opened, Wanted, as_path, milliseconds, note_work};
 
-/// An entry that was used so often is watched, and its body is read.
+/// An entry with this many uses is watched, and its body is read.
 const ATTENDED_USES: u32 = 3;
 
-/// Largest `max` that makes a difference.
+/// Upper bound of `max`.
 const ENTRIES_MAX: usize = 1 << 24;
 
-/// Without a watch, a body is believed only if its file had been left alone for so long when it was read: a change
-/// within one tick of the file system's clock leaves the same time.
+/// Without a watch, a body is trusted only if its file had not been changed for this long when it was read: a change
+/// within one tick of the file system's clock leaves the time as it was.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// What one `open_file_cache` keeps.
+/// The entries of one `open_file_cache`.
 pub struct Store {
     entries_max: usize,
     inactive: Duration,
-    /// Made for the first entry: a configuration that is only tested needs none.
+    /// Created for the first entry: a configuration that is only tested needs none.
     table: OnceLock<Table<Entry>>,
     own: Weak<Store>,
 }
 
-/// Those that have a table, for the sweep.
+/// Stores that have a table, for the sweep.
 static STORES: Mutex<Vec<Weak<Store>>> = Mutex::new(Vec::new());
 
-/// What the location says of the entries that it asks for.
+/// Settings of a location for the entries that it uses.
 #[derive(Clone, Copy)]
 pub struct StoreRules {
     /// `open_file_cache_valid`
@@ -66,7 +66,7 @@ impl StoreRules {
     }
 }
 
-/// What is to be noted when the kernel has been asked.
+/// A miss: the data needed to store the kernel's answer.
 pub(super) struct Missed<'r> {
     store: &'r Store,
     path: &'r [u8],
@@ -77,7 +77,8 @@ pub(super) struct Missed<'r> {
 }
 
 impl Store {
-    /// A store of at most so many entries, each of which goes when nobody has asked for it for so long.
+    /// Creates a store of at most `entries_max` entries, each of which is removed after it was not requested for
+    /// `inactive`.
     pub fn new(entries_max: u64, inactive: Duration) -> Arc<Store> {
         let entries_max = usize::try_from(entries_max).unwrap_or(ENTRIES_MAX).clamp(1, ENTRIES_MAX);
         Arc::new_cyclic(|own| Store { entries_max, inactive, table: OnceLock::new(), own: Weak::clone(own) })
@@ -102,7 +103,7 @@ impl Store {
         }
     }
 
-    /// What an entry says, if it can be believed.
+    /// The result of an entry, if it can be trusted.
     #[inline]
     fn use_entry(
         &self,
@@ -148,7 +149,7 @@ impl Store {
         Some(opened)
     }
 
-    /// Has an entry watched, and its body read, by a thread of the pool.
+    /// Watches an entry and reads its body, in a thread of the pool.
     fn attend(&self, entry: &Arc<Entry>) {
         if matches!(entry.found, Found::Seen) || entry.kept().is_some() || !entry.claim() {
             return;
@@ -159,7 +160,7 @@ impl Store {
         };
         let (attended, store) = (Arc::clone(entry), Weak::clone(&self.own));
         let task = move || {
-            // What has changed meanwhile is opened again by the next one to ask.
+            // A file that has changed is opened again by the next request.
             if !attend_blocking(&attended)
                 && let Some(table) = store.upgrade().as_ref().and_then(|store| store.table.get())
             {
@@ -167,7 +168,7 @@ impl Store {
             }
         };
         if default_pool().detach(device, task).is_err() {
-            // Another time, perhaps: it is found without.
+            // A later use tries again; the entry works without.
             entry.unclaim();
         }
     }
@@ -182,7 +183,7 @@ impl Store {
     }
 }
 
-/// Has the body read of an entry that found no room for it before.
+/// Reads the body of an entry for which there was no room before.
 fn read_at_last(entry: &Arc<Entry>, room: BudgetShare) {
     let (Found::File { file: Some(file), metadata }, true) = (&entry.found, entry.claim()) else { return };
     let (attended, file, metadata) = (Arc::clone(entry), file.clone(), *metadata);
@@ -197,13 +198,13 @@ fn read_at_last(entry: &Arc<Entry>, room: BudgetShare) {
     }
 }
 
-/// Whether a file is what it was: a call that does not wait, where the file does not wait for others.
+/// True if a file has not changed. Does not block: file systems that may are not asked.
 fn is_unchanged(file: &File, metadata: &FileMetadata) -> bool {
     file.waits_for_others() || file.look_again().is_ok_and(|seen| seen == *metadata)
 }
 
 impl Missed<'_> {
-    /// Notes what an open has brought.
+    /// Stores the result of an open.
     pub(super) fn settle(self, opened: io::Result<File>) -> io::Result<Opened> {
         let file = match opened {
             Ok(file) => file,
@@ -237,24 +238,24 @@ impl Missed<'_> {
         Ok(Opened::of(file))
     }
 
-    /// Notes what a look has brought, if it is a directory.
+    /// Stores the result of a stat if it is a directory.
     pub(super) fn settle_directory(self, metadata: &FileMetadata) {
         if metadata.is_directory() {
             self.insert(Found::Directory(*metadata));
         }
     }
 
-    /// This one included.
+    /// Number of uses, including this one.
     fn uses(&self) -> u32 {
         self.previous.as_ref().map_or(0, |previous| previous.uses()).saturating_add(1)
     }
 
     fn insert(mut self, found: Found) {
         let entry = Arc::new(Entry::new(self.path, self.hash, found, self.uses(), self.now));
-        // What it took in memory is room for the new one.
+        // Frees the memory of the old entry for the new one.
         self.previous = None;
         self.store.table().insert(Arc::clone(&entry));
-        // In use before, and changed: it is likely to go on.
+        // A file that was used often before its change is likely to be used again.
         if entry.uses() >= self.rules.attended_uses() {
             self.store.attend(&entry);
         }
@@ -268,16 +269,16 @@ impl Missed<'_> {
     }
 }
 
-/// Whether an error will come again because of what is on disk, and not because something had run out.
+/// True if an error is caused by the path on disk, and not by exhausted resources.
 fn tells_of_the_path(error: i32) -> bool {
     matches!(error, libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG | libc::EACCES | libc::ELOOP)
 }
 
-/// False if it is not what it was any more.
+/// Watches an entry and reads its body. False if the file has changed.
 fn attend_blocking(entry: &Entry) -> bool {
     let mut watch = PathWatch::begin(as_path(entry.path()));
     let (mut body, mut lacks_room) = (None, false);
-    // What was found before is looked at again now that it is watched.
+    // The file is checked again now that it is watched.
     let still_is = match &entry.found {
         Found::Error(libc::ENOENT) => watch.as_ref().is_none_or(|watch| watch.target().is_none()),
         Found::Error(_) | Found::Seen => {
@@ -287,7 +288,7 @@ fn attend_blocking(entry: &Entry) -> bool {
         Found::Directory(metadata) => leads_to(watch.as_ref(), metadata),
         Found::File { file: Some(file), metadata } => {
             if metadata.size <= BODY_MAX && !file.waits_for_others() && (watch.is_some() || is_settled(metadata)) {
-                // Without a body it is sent from its descriptor.
+                // Without a body the file is sent from its descriptor.
                 let room = Body::room(metadata);
                 lacks_room = room.is_none();
                 body = room.and_then(|room| Body::read(file, metadata, room).ok()?);
@@ -315,7 +316,7 @@ fn is_settled(metadata: &FileMetadata) -> bool {
     now.as_secs().saturating_sub(changed) >= SETTLED.as_secs()
 }
 
-/// Takes out what nobody has asked for, and what has changed. False when nothing is left.
+/// Removes entries that are unused or have changed. False if none is left.
 pub(super) fn evict_unused(now: u64) -> bool {
     let stores: Vec<Arc<Store>> = STORES.lock().iter().filter_map(Weak::upgrade).collect();
     let mut has_more = false;

@@ -1,15 +1,15 @@
-//! The table of a cache of files: found without a lock, changed under one, bounded.
+//! The table of a cache of files: lookups take no lock, changes take one, and its size is bounded.
 //!
 //! ```text
-//!   hash ─► chunk (made when something comes there) ─► bucket: 8 tags │ 8 entries
+//!   hash ─► chunk (allocated on first use) ─► bucket: 8 tags │ 8 entries
 //! ```
 //!
-//! Who looks an entry up touches memory that others only read, and a slot of its own thread (`arc-swap`): no worker
-//! waits for another one, and none writes what all read. Whatever changes the table takes the one lock for as long as a
-//! few dozen entries are looked at, and frees nothing under it.
+//! A lookup touches memory that is only read, and a slot of its own thread (`arc-swap`): no worker waits for another
+//! one, and none writes to memory that all read. A change holds the one lock while it examines a few dozen entries, and
+//! frees nothing under it.
 //!
-//! At the bound the least recently used of some that stand together gives way; that is the very least recently used one
-//! in a small table and a fair guess in a large one.
+//! At the bound, the least recently used of some neighbouring entries is evicted. In a small table that is the least
+//! recently used of all, in a large one a fair guess.
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -18,21 +18,21 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::{ArcSwapOption, Guard};
 use parking_lot::Mutex;
 
-/// Entries that share a bucket: their tags fill half of a cache line.
+/// Entries of a bucket: their tags fill half of a cache line.
 const WAYS: usize = 8;
 
-/// Buckets that are made at once: 6 KiB.
+/// Buckets allocated at once: 6 KiB.
 const CHUNK: usize = 64;
 
-/// Entries that are compared when one has to give way, and buckets that are searched for them.
+/// Entries compared for an eviction, and buckets searched for them.
 const COMPARED_MAX: usize = 32;
 const SEARCHED_MAX: usize = 64;
 
-/// What the table holds.
+/// An entry of the table.
 pub(super) trait Keyed {
     fn path(&self) -> &[u8];
     fn hash(&self) -> u64;
-    /// When it was used last, on any scale.
+    /// Time of the last use, on any scale.
     fn last_use(&self) -> u64;
 }
 
@@ -42,19 +42,19 @@ pub(super) struct Table<E> {
     bucket_mask: usize,
     entries_max: usize,
     count: AtomicUsize,
-    /// The bucket where the next search for one that gives way begins.
+    /// The bucket at which the next search for an eviction begins.
     hand: Mutex<usize>,
 }
 
 type Chunk<E> = Box<[Bucket<E>]>;
 
 struct Bucket<E> {
-    /// Parts of the hashes; 0 where there is no entry.
+    /// Parts of the hashes; 0 for an empty place.
     tags: [AtomicU32; WAYS],
     entries: [ArcSwapOption<E>; WAYS],
 }
 
-/// An entry in use.
+/// An entry that was found.
 pub(super) struct Found<E>(Guard<Option<Arc<E>>>);
 
 impl<E> Found<E> {
@@ -71,7 +71,7 @@ impl<E> std::ops::Deref for Found<E> {
     }
 }
 
-/// The hash of a path, by a key of this process.
+/// The hash of a path, with a key of this process.
 pub(super) fn hash_of(path: &[u8]) -> u64 {
     static KEY: OnceLock<hashbrown::DefaultHashBuilder> = OnceLock::new();
     KEY.get_or_init(Default::default).hash_one(path)
@@ -104,7 +104,7 @@ impl<E: Keyed> Table<E> {
         None
     }
 
-    /// Puts an entry in, in place of one for the same path or, at the bound, of another one.
+    /// Inserts an entry. It replaces the entry of the same path or, at the bound, another one.
     pub fn insert(&self, entry: Arc<E>) {
         let hash = entry.hash();
         let bucket = self.make_bucket(self.place(hash));
@@ -129,7 +129,7 @@ impl<E: Keyed> Table<E> {
         drop(displaced);
     }
 
-    /// Takes this very entry out, if it is still there.
+    /// Removes this very entry, if it is still there.
     pub fn remove(&self, entry: &Arc<E>) {
         let Some(bucket) = self.bucket(self.place(entry.hash())) else { return };
         let hand = self.hand.lock();
@@ -139,9 +139,9 @@ impl<E: Keyed> Table<E> {
         drop(removed);
     }
 
-    /// Takes one out that has not been used for long; false if there is none.
+    /// Removes one of the least recently used entries; false if there is none.
     pub fn remove_one(&self) -> bool {
-        // Few entries may stand far apart. The lock is held for one search at a time.
+        // Few entries may be far apart. The lock is held for one search at a time.
         let searches = (self.bucket_mask + 1).div_ceil(SEARCHED_MAX);
         (0..searches).any(|_| {
             let displaced = self.displace(&mut self.hand.lock());
@@ -149,7 +149,7 @@ impl<E: Keyed> Table<E> {
         })
     }
 
-    /// Takes out what is not wanted any more. The lock is held for one bucket at a time.
+    /// Removes unwanted entries. The lock is held for one bucket at a time.
     pub fn retain(&self, is_wanted: impl Fn(&E) -> bool) {
         for bucket in self.chunks.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter()) {
             if bucket.tags.iter().all(|tag| tag.load(Ordering::Relaxed) == 0) {
@@ -186,7 +186,7 @@ impl<E: Keyed> Table<E> {
         Some(removed)
     }
 
-    /// Takes out the least recently used of those that stand next.
+    /// Removes the least recently used of the next entries.
     fn displace(&self, hand: &mut usize) -> Option<Arc<E>> {
         let (mut compared, mut oldest) = (0, None::<(u64, usize, usize)>);
         for _ in 0..SEARCHED_MAX.min(self.bucket_mask + 1) {
@@ -225,9 +225,9 @@ impl<E: Keyed> Bucket<E> {
         uses.min_by_key(|&(_, last_use)| last_use)
     }
 
-    /// Puts an entry in a place, or empties it, and returns what was there.
+    /// Sets or empties a place, and returns the previous entry.
     fn set(&self, way: usize, entry: Option<Arc<E>>) -> Option<Arc<E>> {
-        // A reader that sees a tag without its entry, or the other way round, finds nothing: it compares the path.
+        // A reader that sees a tag without its entry, or the reverse, finds nothing: it compares the path.
         self.tags[way].store(entry.as_ref().map_or(0, |entry| tag(entry.hash())), Ordering::Relaxed);
         self.entries[way].swap(entry)
     }
