@@ -1,7 +1,7 @@
 //! The head of a response, before a codec writes it.
 //!
-//! What filters reason about most has a place of its own; the rest is a list, whose names are sent as they were
-//! spelled. Texts are kept in place or shared: a usual response allocates nothing.
+//! Fields that filters use most have a member of their own. The others are in a list, whose names are sent as they were
+//! spelled. Texts are stored inline or shared: a typical response allocates nothing.
 
 mod field;
 
@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 pub use field::{Field, FieldList, FieldName, FieldText};
 
-/// A short text, kept without allocating.
+/// A short text, stored without an allocation.
 pub type ShortText = SmallVec<[u8; 48]>;
 
 /// The head of the response that is being made.
@@ -24,42 +24,41 @@ pub struct ResponseHead {
     pub status: u16,
     /// `Content-Type`, empty for none.
     pub content_type: ShortText,
-    /// `Content-Length` where it is known and shall be sent.
+    /// `Content-Length` if it is known and to be sent.
     pub content_length: Option<u64>,
-    /// When what is sent was changed, in seconds since 1970; see [`ResponseHead::last_modified_text`].
+    /// Modification time of the content, in seconds since 1970; see [`ResponseHead::last_modified_text`].
     pub last_modified: Option<u64>,
     /// `ETag` with its quotes, empty for none.
     pub etag: ShortText,
-    /// `Location`, empty for none: a path is made absolute when it is sent, if
-    /// `absolute_redirect` asks for it.
+    /// `Location`, empty for none. A path is made absolute when it is sent, if `absolute_redirect` is on.
     pub location: Vec<u8>,
-    /// Whether parts may be asked for, and `Accept-Ranges` says so.
+    /// True if ranges are supported, which `Accept-Ranges` announces.
     pub allows_ranges: bool,
     /// Every other field, in order.
     pub fields: FieldList,
-    /// Whether filters have fields to send behind the body (see `Filter::add_trailers`), which needs chunks.
+    /// True if filters send trailers (see `Filter::add_trailers`), which need chunked encoding.
     pub has_trailers: bool,
-    /// Another server gave it, which has seen the request's conditions, too.
+    /// True if an upstream server, which has seen the request's conditions, sent the response.
     pub is_from_upstream: bool,
-    /// Conditions are judged in the order of RFC 9110 §13.2.2, not in nginx's.
+    /// True if conditions are evaluated in the order of RFC 9110 §13.2.2, not in nginx's.
     pub follows_rfc_conditions: bool,
-    /// Whether it has no `Server` field unless it is given one.
+    /// True if the response has no `Server` field unless one is set.
     pub omits_server: bool,
-    /// A reason phrase of its own, see [`ResponseHead::reason`].
+    /// Reason phrase other than the usual one, see [`ResponseHead::reason`].
     pub reason: Option<Reason>,
 }
 
-/// The words of another server about the status that it gave.
+/// Reason phrase of an upstream server for its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
-    /// The status that they belong to: once it is replaced they are not sent.
+    /// The status that the phrase belongs to: if the status is replaced, the phrase is not sent.
     pub status: u16,
     /// The phrase, which may be empty.
     pub phrase: Bytes,
 }
 
 impl ResponseHead {
-    /// Forgets everything, keeping the memory.
+    /// Resets everything and keeps the memory.
     pub fn clear(&mut self) {
         let ResponseHead {
             status,
@@ -91,12 +90,12 @@ impl ResponseHead {
         *reason = None;
     }
 
-    /// How much memory it keeps when it is cleared, in bytes.
+    /// Memory in bytes that remains allocated after [`ResponseHead::clear`].
     pub(super) fn memory_bytes(&self) -> usize {
         self.location.capacity() + self.fields.memory_bytes()
     }
 
-    /// Takes away what describes a file or somebody else's answer, because the body will be another one.
+    /// Removes everything that describes a file or an upstream response, because the body will be another one.
     pub fn clear_entity(&mut self) {
         self.reason = None;
         self.is_from_upstream = false;
@@ -109,8 +108,8 @@ impl ResponseHead {
         self.allows_ranges = false;
     }
 
-    /// Takes away what describes a body, since a 304 has none. What identifies the body that the client has stays: the
-    /// same `ETag` and `Last-Modified` that it came with. (RFC 9110 §15.4.5)
+    /// Removes everything that describes a body, since a 304 has none. `ETag` and `Last-Modified`, which identify the
+    /// body that the client has, stay. (RFC 9110 §15.4.5)
     pub fn describe_nothing(&mut self) {
         self.content_type.clear();
         self.content_length = None;
@@ -118,12 +117,12 @@ impl ResponseHead {
         self.remove(ResponseField::ContentEncoding);
     }
 
-    /// Takes away what a filter that changes the body makes untrue: the length, that parts can be had, and a strong
-    /// `ETag`, which becomes a weak one. (RFC 9110 §8.8.1)
+    /// Removes everything that a change of the body makes untrue: the length, support for ranges, and a strong `ETag`,
+    /// which becomes a weak one. (RFC 9110 §8.8.1)
     pub fn will_change(&mut self) {
         self.content_length = None;
         self.allows_ranges = false;
-        // What another server says of the body that it has sent.
+        // An upstream server's own announcement for the body that it sent.
         self.remove(ResponseField::AcceptRanges);
         if self.etag.starts_with(b"\"") {
             self.etag.insert_from_slice(0, b"W/");
@@ -132,58 +131,58 @@ impl ResponseHead {
         }
     }
 
-    /// Takes `Last-Modified` away, also one that another server gave with an error.
+    /// Removes `Last-Modified`, including one that an upstream server sent with an error.
     pub fn clear_last_modified(&mut self) {
         self.last_modified = None;
         self.remove(ResponseField::LastModified);
     }
 
-    /// The status in place of the one that the response had, which has lost its reason phrase.
+    /// Replaces the status and drops the reason phrase of the old one.
     pub fn replace_status(&mut self, status: u16) {
         self.status = status;
         self.reason = None;
     }
 
-    /// The reason phrase that the status line is written with, if it is not the usual one. Only HTTP/1 has them.
+    /// The reason phrase of the status line, if it is not the usual one. Only HTTP/1 has it.
     pub fn reason(&self) -> Option<&[u8]> {
         let reason = self.reason.as_ref().filter(|reason| reason.status == self.status);
         reason.map(|reason| &*reason.phrase)
     }
 
-    /// Adds a field; one of the same name stays.
+    /// Adds a field and keeps others of the same name.
     pub fn add(&mut self, name: impl Into<FieldName>, value: impl Into<FieldText>) {
         self.fields.push(Field { name: name.into(), value: value.into() });
     }
 
-    /// Sets a field, taking away others of the same name.
+    /// Sets a field and removes others of the same name.
     pub fn set(&mut self, name: impl Into<FieldName>, value: impl Into<FieldText>) {
         let name = name.into();
         self.fields.remove_same(&name);
         self.add(name, value);
     }
 
-    /// Takes away every field of this kind.
+    /// Removes every field of this kind.
     pub fn remove(&mut self, known: ResponseField) {
         self.fields.remove(known);
     }
 
-    /// Whether the list has a field of this kind.
+    /// True if the list has a field of this kind.
     #[inline]
     pub fn has(&self, known: ResponseField) -> bool {
         self.fields.has(known)
     }
 
-    /// The value of the first field of the list that is of this kind.
+    /// The value of the first field of this kind.
     pub fn field(&self, known: ResponseField) -> Option<&[u8]> {
         if self.has(known) { self.values(known).next() } else { None }
     }
 
-    /// The values of all fields of the list that are of this kind, in their order.
+    /// The values of all fields of this kind, in order.
     pub fn values(&self, known: ResponseField) -> impl Iterator<Item = &[u8]> {
         self.fields.iter().filter(move |field| field.name.known() == Some(known)).map(|field| &*field.value)
     }
 
-    /// The first field of the list with this name, case aside: for names that a configuration gives.
+    /// The first field with this name, ignoring case; for names from a configuration.
     pub fn field_by_name(&self, name: &FieldName) -> Option<&[u8]> {
         self.fields.iter().find(|field| field.name.is_same(name)).map(|field| &*field.value)
     }
@@ -191,7 +190,7 @@ impl ResponseHead {
     /// Sets `ETag` from a file's time and length, as nginx makes it:
     /// `"hex(seconds)-hex(length)"`, with a sign before 1970.
     pub fn set_etag(&mut self, modified_seconds: i64, length: u64) {
-        // From its end, as digits come.
+        // Written from the end, since digits are computed from the last one on.
         let mut text = *b"\"-ffffffffffffffff-ffffffffffffffff\"";
         let start = put_hex_before(&mut text, ETAG_MAX - 1, length) - 1;
         text[start] = b'-';
@@ -205,8 +204,9 @@ impl ResponseHead {
         self.etag.extend_from_slice(&text[start..]);
     }
 
-    /// Whether `Last-Modified` is sent if it is known: what was asked for has changed then. Of a page in its place
-    /// (about an error, say) that tells nothing, whatever file it is, though `expires modified` counts from there.
+    /// True if `Last-Modified` is known and sent. It is sent only if the response is the requested content: the
+    /// modification time of an error page, for example, says nothing about that, although `expires modified` counts
+    /// from it.
     pub fn tells_last_modified(&self) -> bool {
         self.last_modified.is_some() && matches!(self.status, 200 | 206 | 304)
     }
@@ -217,19 +217,19 @@ impl ResponseHead {
     }
 }
 
-/// Most bytes of an `ETag` of a file.
+/// Maximum length of an `ETag` of a file.
 const ETAG_MAX: usize = 36;
 
-/// Dates of files that are kept as text: what is asked for often was changed at few different times.
+/// Number of cached date texts: files requested often have few different times.
 const DATES_KEPT: usize = 64;
 
 thread_local! {
-    /// Seconds and their text, where the seconds say.
+    /// Seconds and their text, at the index given by the seconds.
     static DATES: [Cell<(u64, [u8; http_date::LENGTH])>; DATES_KEPT] =
         const { [const { Cell::new((0, *b"Thu, 01 Jan 1970 00:00:00 GMT")) }; DATES_KEPT] };
 }
 
-/// An HTTP date, made anew only if another one is in its place.
+/// An HTTP date, formatted only if the cache slot holds another one.
 fn date_text(seconds: u64) -> [u8; http_date::LENGTH] {
     DATES.with(|dates| {
         let place = &dates[(seconds % DATES_KEPT as u64) as usize];
@@ -243,8 +243,8 @@ fn date_text(seconds: u64) -> [u8; http_date::LENGTH] {
     })
 }
 
-/// Writes a number in hexadecimal so that it ends at `end`, and returns where it begins: on the path of every file,
-/// without formatting.
+/// Writes a number in hexadecimal that ends at `end`, and returns its beginning. Avoids `format!`, since every file's
+/// response needs it.
 fn put_hex_before(text: &mut [u8; ETAG_MAX], end: usize, mut number: u64) -> usize {
     let mut start = end;
     loop {

@@ -1,7 +1,7 @@
-//! Which file a request is for: `root` and `alias`; and what its location says of opening and sending files.
+//! Maps a request to a file by `root` and `alias`, and finds the location's settings for opening and sending files.
 //!
-//! Text only; nothing here looks at the disk, and the path has been checked by
-//! nobody. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#alias>)
+//! Works on text only: nothing here accesses the disk, and paths are not checked for existence.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#alias>)
 
 pub mod open_files;
 pub mod thread_pool;
@@ -20,15 +20,13 @@ use crate::request::response::ShortText;
 use crate::request::variables::template::{leads_upwards, refuse_path};
 use gale_base::log_level::Level;
 
-/// Appends the path of the file that the request's URI stands for: `root` and
-/// the URI behind it, or what `alias` makes of it.
+/// Appends the path of the file for the request's URI: `root` followed by the URI, or the result of `alias`.
 ///
 /// # Errors
-/// The status to answer, with nothing appended. When a rewrite took the URI out of
-/// the location whose prefix `alias` replaces, it is nginx's 500. What would lead
-/// out of the directory is not found: a URI has no such segment, but what `alias`
-/// or a rewrite leaves of one may (`/files../x` in `location /files`), and so may a
-/// variable in `root` or `alias`.
+/// The status to answer, with nothing appended. If a rewrite moved the URI out of the location whose prefix `alias`
+/// replaces, that is 500, as in nginx. A path that leads out of the directory is 404: a URI has no `..` segment, but
+/// the rest that `alias` or a rewrite leaves may have one (`/files../x` in `location /files`), and so may a variable in
+/// `root` or `alias`.
 pub fn find_path(request: &Request, out: &mut Vec<u8>) -> Result<(), u16> {
     let root = request.scope().core.root.get();
     let is_below_alias = request.adds_uri_to_alias && root.alias == Some(Alias::Whole);
@@ -46,14 +44,14 @@ pub fn find_path(request: &Request, out: &mut Vec<u8>) -> Result<(), u16> {
     if append_path(request, tail, out) { Ok(()) } else { Err(404) }
 }
 
-/// Whether a segment of it is `..`, whoever wrote that: behind a directory there is no such file.
+/// True if a segment is `..`, whatever its origin: no file below a directory has such a path.
 pub fn may_lead_out(tail: &[u8]) -> bool {
     leads_upwards(tail, |_| true)
 }
 
-/// Appends the directory of `root` or `alias` and what follows it there. `false`, with nothing appended, when that
-/// leads out of the directory: by a `..` of its own, whoever wrote it, or when a dot at the end of the one and a dot at
-/// the beginning of the other become one.
+/// Appends the directory of `root` or `alias` and the path below it. Returns false, with nothing appended, if that
+/// leads out of the directory: by a `..` segment in `tail`, or if a dot at the end of the directory and one at the
+/// beginning of `tail` join to `..`.
 #[must_use]
 pub fn append_path(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
     if may_lead_out(tail) {
@@ -74,8 +72,8 @@ pub fn append_path(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Appends the directory that `root` or `alias` says: `$document_root`. `false`, with nothing appended, when variables
-/// in it lead out of what the configuration says.
+/// Appends the directory of `root` or `alias`: `$document_root`. Returns false, with nothing appended, if variables in
+/// it lead out of the configured directory.
 pub fn directory_of(request: &Request, out: &mut Vec<u8>) -> bool {
     let root = request.scope().core.root.get();
     let start = out.len();
@@ -93,7 +91,7 @@ pub fn directory_of(request: &Request, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// What `disable_symlinks` checks on the way to a file of this request, if anything.
+/// The check that `disable_symlinks` demands on the way to a file, if any.
 /// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#disable_symlinks>)
 pub fn link_check(request: &Request, path: &[u8]) -> Option<LinkCheck> {
     let setting = request.scope().core.disable_symlinks.get();
@@ -107,14 +105,14 @@ pub fn link_check(request: &Request, path: &[u8]) -> Option<LinkCheck> {
     }
 }
 
-/// The pool that works with the files of the request's location: `aio threads=…`.
+/// The thread pool for the files of the request's location: `aio threads=…`.
 pub fn pool_of(request: &Request) -> ThreadPool {
     FileOptions::of(request, &request.scope().core).and_then(|options| options.pool).unwrap_or_else(default_pool)
 }
 
 impl FileOptions {
-    /// What a request's location says; `None`, and a line in the error log, when `aio threads` names a pool that is not
-    /// there.
+    /// The options of a request's location. Returns `None` and logs an error if `aio threads` names a pool that does
+    /// not exist.
     pub fn of(request: &Request, core: &CoreSettings) -> Option<FileOptions> {
         let (way, pool) = match core.aio.get() {
             Aio::Auto | Aio::Threads(None) => (ReadWay::Pool, None),
@@ -125,7 +123,7 @@ impl FileOptions {
         Some(FileOptions { way, pool, ..FileOptions::without_pool(core) })
     }
 
-    /// The same for a response that has no file.
+    /// The options for a response without a file.
     pub fn without_pool(core: &CoreSettings) -> FileOptions {
         let buffers = core.output_buffers.get();
         FileOptions {
@@ -143,7 +141,7 @@ impl FileOptions {
     }
 }
 
-/// Gives the response the media type that belongs to the extension of the URI.
+/// Sets the response's media type from the extension of the URI.
 /// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#types>)
 pub fn set_content_type(request: &mut Request) {
     let configuration = Rc::clone(request.configuration());
@@ -153,15 +151,14 @@ pub fn set_content_type(request: &mut Request) {
     request.response.content_type = ShortText::from_slice(media_type);
 }
 
-/// What follows the last dot of the last segment.
+/// The part behind the last dot of the last segment.
 fn extension(uri: &[u8]) -> Option<&[u8]> {
-    // Extensions are short: a loop is done before a search for several bytes at once has begun.
+    // Extensions are short: a plain loop ends before a vectorised search has begun.
     let mark = uri.iter().rposition(|&byte| byte == b'.' || byte == b'/')?;
     (uri[mark] == b'.').then(|| &uri[mark + 1..])
 }
 
-/// What of the URI comes behind the directory; `None` when it does not begin with
-/// what `alias` replaces.
+/// The part of the URI behind the directory; `None` if it does not begin with the prefix that `alias` replaces.
 fn tail<'u>(root: &Root, uri: &'u [u8]) -> Option<&'u [u8]> {
     match &root.alias {
         None => Some(uri),

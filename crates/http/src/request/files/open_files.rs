@@ -1,4 +1,4 @@
-//! Opens files and looks at paths as the location of a request says: `open_file_cache` and `disable_symlinks`.
+//! Opens and stats files with the settings of a request's location: `open_file_cache` and `disable_symlinks`.
 
 use std::future::Future;
 use std::io;
@@ -13,33 +13,34 @@ use crate::request::body::Body;
 
 pub use crate::files::open_files::{OpenFileCache, Opened, Store};
 
-/// Opens a file if that can be done without waiting; `None` = not: then [`open`] does it. Errors: open(2)'s.
+/// Opens a file if that is possible without blocking. `None` means that [`open`] has to be used. Errors: those of
+/// open(2).
 pub fn try_open(request: &Request, path: &[u8]) -> Option<io::Result<Opened>> {
     lookup(request, path).try_open()
 }
 
-/// Opens a file. Errors: open(2)'s, and those of the pool.
+/// Opens a file. Errors: those of open(2) and of the pool.
 pub fn open<'r>(request: &'r Request, path: &'r [u8]) -> impl Future<Output = io::Result<Opened>> {
     lookup(request, path).open()
 }
 
-/// As [`stat`], if that can be done without waiting.
+/// Like [`stat`], if that is possible without blocking.
 pub fn try_stat(request: &Request, path: &[u8]) -> Option<io::Result<FileMetadata>> {
     lookup(request, path).try_stat()
 }
 
-/// As [`stat_directory`], if that can be done without waiting.
+/// Like [`stat_directory`], if that is possible without blocking.
 pub fn try_stat_directory(request: &Request, path: &[u8]) -> Option<io::Result<FileMetadata>> {
     lookup(request, path).try_stat_directory()
 }
 
-/// Looks at what a path leads to. Errors: stat(2)'s, those of open(2) where a cache is configured, and those of the
-/// pool.
+/// Returns the metadata of a path's target. Errors: those of stat(2), of open(2) where a cache is configured, and of
+/// the pool.
 pub fn stat<'r>(request: &'r Request, path: &'r [u8]) -> impl Future<Output = io::Result<FileMetadata>> {
     lookup(request, path).stat()
 }
 
-/// Looks at what most likely is a directory: as [`stat`], but it need not be readable.
+/// Like [`stat`] for a path that is probably a directory, which need not be readable.
 pub fn stat_directory<'r>(request: &'r Request, path: &'r [u8]) -> impl Future<Output = io::Result<FileMetadata>> {
     lookup(request, path).stat_directory()
 }
@@ -63,7 +64,7 @@ fn lookup<'r>(request: &'r Request, path: &'r [u8]) -> Lookup<'r> {
 }
 
 impl Opened {
-    /// All of it.
+    /// The whole file as a body.
     pub fn into_body(self) -> Body {
         let size = self.metadata.size;
         match self.into_contents() {

@@ -1,7 +1,7 @@
-//! Which thread pool a request uses: the NAME in `aio threads=NAME`, which may contain variables.
+//! The thread pool of a request: the NAME in `aio threads=NAME`, which may contain variables.
 //!
-//! A name without variables is checked when the configuration is read; one with variables when it is needed, and then a
-//! pool that is not there is an error of that request alone.
+//! A name without variables is checked when the configuration is read. One with variables is looked up for each
+//! request, and a pool that does not exist is an error of that request alone.
 
 use bstr::BStr;
 use gale_runtime::ThreadPool;
@@ -15,7 +15,7 @@ use gale_base::log_level::Level;
 pub struct PoolName(pub(crate) Template);
 
 impl PoolName {
-    /// The pool for this request; `None`, and a line in the error log, when there is none of that name.
+    /// The pool for this request. Returns `None` and logs an error if no pool has that name.
     pub fn find(&self, request: &Request) -> Option<ThreadPool> {
         let pools = request.configuration().thread_pools();
         let evaluated;

@@ -1,7 +1,7 @@
-//! The fields of a response's head: a list in order, with the names as they were spelled.
+//! The fields of a response's head: an ordered list, with the names as they were spelled.
 //!
-//! Texts are in place when they are short, and may be a part of somebody else's bytes: what an upstream sent is passed
-//! on without a copy. Known fields are found by number ([`ResponseField`]), others by name.
+//! Short texts are stored inline; others may share the bytes of a received head, so an upstream's fields are passed on
+//! without a copy. Known fields are found by number ([`ResponseField`]), others by name.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -11,7 +11,7 @@ use gale_base::packed::{Packer, Unpacker};
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
 
-/// A text up to this length is kept in place.
+/// Maximum length of an inline text.
 const SHORT_MAX: usize = 46;
 
 /// A name or value of a field.
@@ -24,14 +24,14 @@ enum Text {
         length: u8,
         bytes: [u8; SHORT_MAX],
     },
-    /// A copy that was too long.
+    /// A copy that does not fit inline.
     Long(Box<[u8]>),
-    /// A part of bytes that others have, too, or that are static.
+    /// A part of shared or static bytes.
     Shared(Bytes),
 }
 
 impl FieldText {
-    /// A text that lives for ever.
+    /// A text with static lifetime.
     pub const fn from_static(text: &'static [u8]) -> FieldText {
         FieldText(Text::Shared(Bytes::from_static(text)))
     }
@@ -50,7 +50,7 @@ impl Deref for FieldText {
     }
 }
 
-/// A copy: in place when it is short.
+/// Copies the text, inline if it is short.
 impl From<&[u8]> for FieldText {
     #[inline]
     fn from(text: &[u8]) -> FieldText {
@@ -72,7 +72,7 @@ impl<const N: usize> From<&[u8; N]> for FieldText {
     }
 }
 
-/// The same bytes, which are kept as long as the field is.
+/// Shares the bytes, which live as long as the field.
 impl From<Bytes> for FieldText {
     fn from(text: Bytes) -> FieldText {
         FieldText(Text::Shared(text))
@@ -113,12 +113,12 @@ pub struct FieldName {
 }
 
 impl FieldName {
-    /// Which field it is, if Gale knows it.
+    /// The number of the field, if it is a known one.
     pub fn known(&self) -> Option<ResponseField> {
         self.known
     }
 
-    /// Whether both name the same field: case does not count.
+    /// True if both name the same field, ignoring case.
     pub fn is_same(&self, other: &FieldName) -> bool {
         match (self.known, other.known) {
             (None, None) => self.eq_ignore_ascii_case(other),
@@ -137,14 +137,14 @@ impl Deref for FieldName {
 }
 
 impl FieldText {
-    /// A part of a head that was received: a copy if it is short, else the same bytes.
+    /// A part of a received head: a copy if it is short, else shared.
     pub(crate) fn part_of(head: &Bytes, range: Range<usize>) -> FieldText {
         if range.len() <= SHORT_MAX { FieldText::from(&head[range]) } else { FieldText::from(head.slice(range)) }
     }
 }
 
 impl FieldText {
-    /// Keeps no more of somebody else's bytes than it is.
+    /// Copies a shared text, so that it does not keep a whole head alive.
     fn detach(&mut self) {
         if let Text::Shared(bytes) = &self.0 {
             *self = FieldText::from(&**bytes);
@@ -153,20 +153,20 @@ impl FieldText {
 }
 
 impl FieldName {
-    /// A name in a head that was received, of which the parser knows which it is.
+    /// A name in a received head; `known` is the parser's result.
     pub(crate) fn part_of(head: &Bytes, range: Range<usize>, known: Option<ResponseField>) -> FieldName {
         FieldName { text: FieldText::part_of(head, range), known }
     }
 }
 
-/// The usual spelling.
+/// Uses the usual spelling.
 impl From<ResponseField> for FieldName {
     fn from(known: ResponseField) -> FieldName {
         FieldName { text: FieldText::from_static(known.name().as_bytes()), known: Some(known) }
     }
 }
 
-/// A copy of a name, with its spelling.
+/// Copies a name with its spelling.
 impl From<&[u8]> for FieldName {
     fn from(name: &[u8]) -> FieldName {
         FieldName { known: ResponseField::from_name(name), text: name.into() }
@@ -179,7 +179,7 @@ impl<const N: usize> From<&[u8; N]> for FieldName {
     }
 }
 
-/// Somebody else's name, with its spelling.
+/// Shares a name with its spelling.
 impl From<Bytes> for FieldName {
     fn from(name: Bytes) -> FieldName {
         FieldName { known: ResponseField::from_name(&name), text: name.into() }
@@ -195,14 +195,14 @@ pub struct Field {
     pub value: FieldText,
 }
 
-// Many may be in a list: no more than two texts of 48 bytes each were.
+// A list may have many fields: the limit is the size of two texts of 48 bytes each and some more.
 const _: () = assert!(size_of::<Field>() <= 112);
 
-/// Fields in the order in which they will be sent. The head that has them changes them.
+/// Fields in the order in which they are sent. Only the head that owns them changes them.
 #[derive(Clone, Debug, Default)]
 pub struct FieldList {
     fields: Vec<Field>,
-    /// The bit of each known field that is there.
+    /// A bit for each known field that is in the list.
     present: u64,
 }
 
@@ -212,12 +212,12 @@ impl FieldList {
         self.present = 0;
     }
 
-    /// Keeps memory for no more than there are.
+    /// Frees unused capacity.
     pub(crate) fn shrink(&mut self) {
         self.fields.shrink_to_fit();
     }
 
-    /// Packs all of them, with copies of their texts.
+    /// Packs all fields, with copies of their texts.
     pub(crate) fn pack(&self, packer: &mut Packer<'_>) {
         packer.size(self.fields.len());
         for field in &self.fields {
@@ -226,7 +226,7 @@ impl FieldList {
         }
     }
 
-    /// Adds those that were packed.
+    /// Adds the packed fields.
     pub(crate) fn unpack(&mut self, unpacker: &mut Unpacker<'_>) {
         for _ in 0..unpacker.size() {
             let (name, value) = (unpacker.text(), unpacker.text());
@@ -234,12 +234,12 @@ impl FieldList {
         }
     }
 
-    /// How much memory it keeps when it is cleared, in bytes.
+    /// Memory in bytes that remains allocated after `clear`.
     pub(super) fn memory_bytes(&self) -> usize {
         self.fields.capacity() * size_of::<Field>()
     }
 
-    /// Empty, with memory for so many.
+    /// An empty list with capacity for `count` fields.
     pub(crate) fn with_capacity(count: usize) -> FieldList {
         FieldList { fields: Vec::with_capacity(count), present: 0 }
     }
@@ -249,7 +249,7 @@ impl FieldList {
         self.fields.push(field);
     }
 
-    /// Keeps nothing of the head of which they are parts.
+    /// Copies all shared texts, so that the head that they belong to can be freed.
     pub(crate) fn detach(&mut self) {
         for field in &mut self.fields {
             field.name.text.detach();
@@ -271,7 +271,7 @@ impl FieldList {
         }
     }
 
-    /// Whether there is a field of this kind.
+    /// True if there is a field of this kind.
     pub fn has(&self, known: ResponseField) -> bool {
         self.present & bit(known) != 0
     }
@@ -305,7 +305,7 @@ mod tests {
         let (name, value) = (FieldName::from(head.slice(..10)), FieldText::from(head.slice(12..)));
         assert_eq!((name.as_ptr(), value.as_ptr()), (head.as_ptr(), head[12..].as_ptr()));
         assert_eq!((name.known(), &value[..4]), (Some(ResponseField::SetCookie), &b"a=1;"[..]));
-        // The field keeps the memory.
+        // The field keeps the memory alive.
         drop(head);
         assert!(value.ends_with(b"memory"));
     }
