@@ -18,7 +18,7 @@
 //! in nginx, and a mismatch is possible. Modules pass a path (`request/files/open_files.rs`) and get the same result
 //! with any setting. Nothing here blocks the loop.
 //!
-//! Where `disable_symlinks` checks the path, nothing is cached: each request walks the path anew.
+//! With `disable_symlinks` nothing is cached: each request walks the path anew.
 
 mod entry;
 mod exact;
