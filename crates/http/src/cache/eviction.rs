@@ -1,26 +1,26 @@
-//! Which entry goes when there is no room: S3-FIFO, without its ghosts.
+//! Chooses the entry to evict: S3-FIFO, without its ghost queue.
 //!
 //! ```text
-//!   new ──► small ──asked for again──► main ──► gone, unless it was asked for since: then once more round
-//!             └──── not asked for ──► gone
+//!   new ──► small ──requested again──► main ──► evicted, unless requested since: then once more round
+//!             └──── not requested ──► evicted
 //! ```
 //!
-//! What is asked for once, a scan of everything for example, passes through the small queue and takes nothing from what
-//! is asked for often. A hit only sets two bits: entries are never moved then. (Yang et al., "FIFO queues are all you
-//! need for cache eviction", SOSP 2023; see `docs/decisions/0029-cache-storage.md`.)
+//! Entries requested once, by a scan for example, pass through the small queue and displace no entry that is requested
+//! often. A hit only sets two bits and moves no entry. (Yang et al., "FIFO queues are all you need for cache eviction",
+//! SOSP 2023; see `docs/decisions/0029-cache-storage.md`.)
 
 use super::index::{Entry, Slot};
 
 /// No slot.
 const NONE: Slot = Slot::MAX;
 
-/// The small queue has a tenth of the entries.
+/// The small queue holds one entry in this many.
 const SMALL_SHARE: usize = 10;
 
-/// So many entries are moved at most before one goes: a section under a lock is short.
+/// Maximum number of entries moved before one is evicted: it keeps the section under the lock short.
 const STEPS_MAX: usize = 128;
 
-/// More hits than this count for nothing.
+/// Maximum count of hits.
 const HITS_MAX: u8 = 3;
 
 /// An entry's place in the queues.
@@ -46,12 +46,12 @@ impl Default for Links {
 }
 
 impl Links {
-    /// The entry was asked for.
+    /// Counts a request for the entry.
     pub fn note_hit(&mut self) {
         self.hits = (self.hits + 1).min(HITS_MAX);
     }
 
-    /// Whether the slot has an entry.
+    /// True if the slot holds an entry.
     pub fn is_queued(&self) -> bool {
         self.queue != Queue::None
     }
@@ -71,19 +71,19 @@ struct List {
 }
 
 impl Queues {
-    /// Those of a shard with so many slots.
+    /// Creates the empty queues of a shard.
     pub fn new(_slots_max: usize) -> Queues {
         let empty = List { newest: NONE, oldest: NONE, length: 0 };
         Queues { small: empty, main: empty }
     }
 
-    /// The slot has a new entry.
+    /// Queues a new entry.
     pub fn add(&mut self, slots: &mut [Entry], slot: Slot) {
         slots[slot as usize].links.hits = 0;
         self.link(slots, slot, Queue::Small);
     }
 
-    /// The entry goes.
+    /// Takes an entry out of its queue.
     pub fn remove(&mut self, slots: &mut [Entry], slot: Slot) {
         let Links { newer, older, queue, .. } = slots[slot as usize].links;
         let list = match queue {
@@ -103,7 +103,7 @@ impl Queues {
         slots[slot as usize].links = Links::default();
     }
 
-    /// The entry that is to go. Where everything is asked for all the time, the oldest one goes after some steps.
+    /// The entry to evict. If all entries are requested all the time, the oldest one is chosen after some steps.
     pub fn victim(&mut self, slots: &mut [Entry]) -> Option<Slot> {
         for step in 0.. {
             let from_small =

@@ -1,15 +1,15 @@
-//! A response on its way into the cache, which all who ask for it read while it comes.
+//! A response on its way into the cache; all requests for it read it while it arrives.
 //!
 //! ```text
-//!   asking ──► coming: the head is known ──► whole ──► stored: the index has it, and the fill goes
-//!      └──► nothing: not to be stored        └──► broken: nobody gets it as whole
+//!   Asking ──► Coming: the head is known ──► Whole ──► stored: the index has it, and the fill goes
+//!      └──► Nothing: not to be stored          └──► Broken: no client gets it as complete
 //!
 //!   window    [ shared bytes in memory, bounded ]       readers inside of it read memory
-//!   file      [ all from the beginning ]                readers behind it follow the file as it grows
+//!   file      [ the body from its beginning ]           readers behind it follow the file as it grows
 //! ```
 //!
-//! A fill belongs to the cache: whoever made it may leave. Readers are on any loop and keep their own pace; none delays
-//! another. What feeds it decides how far it runs ahead ([`Fill::poll_wanted`]).
+//! A fill belongs to the cache and outlives the request that created it. Readers run on any loop at their own pace;
+//! none delays another. The feeder decides how far it runs ahead ([`Fill::poll_wanted`]).
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -24,21 +24,21 @@ use parking_lot::Mutex;
 use super::format::Meta;
 use super::key::Id;
 
-/// Most bytes that wait in memory for readers.
+/// Maximum number of bytes in memory that wait for readers.
 pub const WINDOW_BYTES: u64 = 1 << 20;
 
-/// See the file's head.
+/// A response on its way into the cache, see the head of the file.
 pub struct Fill {
-    /// The sum of the key. A variant's entry has another name.
+    /// The sum of the key. The entry of a variant has another id.
     pub primary: Id,
-    /// When the server was asked.
+    /// Time at which the server was asked.
     pub began: Moment,
     /// See `Meta::number`.
     pub number: u64,
     purged: AtomicBool,
     in_memory: AtomicBool,
     kept: AtomicBool,
-    /// In which way its request uses the cache.
+    /// Cache status of the request that fetches it.
     way: AtomicUsize,
     state: Mutex<State>,
 }
@@ -47,53 +47,53 @@ pub struct Fill {
 struct State {
     stage: Stage,
     window: VecDeque<Bytes>,
-    /// Where the window begins in the body.
+    /// Offset of the window in the body.
     window_start: u64,
     received: u64,
     file: Option<(GrowingFile, u64)>,
-    /// When something came last.
+    /// Time at which the last bytes arrived.
     progress: Option<Moment>,
-    /// The furthest that anybody has read.
+    /// The furthest offset that any reader has reached.
     fastest: u64,
-    /// By ticket: thousands may wait for one piece.
+    /// Wakers by ticket: thousands of readers may wait for one piece.
     waiting: HashMap<u64, Waker>,
     feeder: Option<Waker>,
     next_reader: u64,
     readers: usize,
 }
 
-/// How far a fill is.
+/// Progress of a fill.
 #[derive(Clone, Default)]
 pub enum Stage {
-    /// The server was asked.
+    /// The server was asked and has not answered.
     #[default]
     Asking,
-    /// The head has come, and with it perhaps the length of the body.
+    /// The head has arrived; with the length of the body, if it is known.
     Coming(Arc<Meta>, Option<u64>),
-    /// All of it has come.
+    /// The whole response has arrived.
     Whole(Arc<Meta>),
-    /// It broke off: what was read of it is all there is.
+    /// The response broke off: no more can be read.
     Broken,
-    /// There is nothing to read here: it is not to be stored, or nobody asks any more.
+    /// There is nothing to read: the response is not to be stored, or its request was given up.
     Nothing,
 }
 
-/// What a reader finds.
+/// Result of a read.
 pub enum Found {
-    /// Bytes that follow what it has read.
+    /// The bytes at the reader's offset.
     Bytes(Bytes),
-    /// They are in the file only: it, and where the body begins there.
+    /// The bytes are only in the file; with the offset of the body in it.
     File(GrowingFile, u64),
-    /// All of it was read.
+    /// End of the body.
     End,
-    /// They have come, and are nowhere any more: the fill is not stored, and others are further.
+    /// The bytes are lost: the fill is not stored, and other readers are further.
     Behind,
-    /// There is no more, although it is not all.
+    /// The body broke off here.
     Broken,
 }
 
 impl Fill {
-    /// One for which a server is about to be asked.
+    /// Creates a fill before its server is asked.
     pub fn new(primary: Id, number: u64, now: Moment) -> Fill {
         Fill {
             primary,
@@ -107,65 +107,64 @@ impl Fill {
         }
     }
 
-    /// In which way the request uses the cache that has it fetched: of [`super::zone::WAYS`].
+    /// Cache status of the request that fetches it: an index below [`super::zone::WAYS`].
     pub fn way(&self) -> usize {
         self.way.load(Relaxed)
     }
 
-    /// In which way the request uses the cache that has it fetched.
+    /// Sets the cache status of the request that fetches it.
     pub fn set_way(&self, way: usize) {
         self.way.store(way, Relaxed);
     }
 
-    /// Whether somebody has purged what is being fetched: it is not stored then.
+    /// True if the response was purged while it is fetched: then it is not stored.
     pub fn is_purged(&self) -> bool {
         self.purged.load(Relaxed)
     }
 
-    /// What is being fetched was purged. False if it was before.
+    /// Marks the response as purged. False if it was before.
     pub fn purge(&self) -> bool {
         !self.purged.swap(true, Relaxed)
     }
 
-    /// It gets no file: there is one already, whose disk takes too long.
+    /// Keeps the response in memory alone: an entry with a file exists, but its disk is too slow.
     pub fn keep_in_memory(&self) {
         self.in_memory.store(true, Relaxed);
     }
 
-    /// Whether it gets no file.
+    /// True if the response gets no file.
     pub fn stays_in_memory(&self) -> bool {
         self.in_memory.load(Relaxed)
     }
 
-    /// It is whole, and only kept for a while: nobody fetches or stores it any more.
+    /// Marks a whole response as only kept for a while: it is no longer fetched or stored.
     pub fn keep(&self) {
         self.kept.store(true, Relaxed);
     }
 
-    /// Whether it is only kept.
+    /// True if the response is only kept.
     pub fn is_kept(&self) -> bool {
         self.kept.load(Relaxed)
     }
 
-    /// How far it is.
     pub fn stage(&self) -> Stage {
         self.state.lock().stage.clone()
     }
 
-    /// Whether its head is known, and its body can be had from the beginning.
+    /// True if the head is known and the body can be read from its beginning.
     pub fn can_be_read(&self) -> bool {
         let state = self.state.lock();
         let has_beginning = state.window_start == 0 || state.file.is_some();
         has_beginning && matches!(state.stage, Stage::Coming(..) | Stage::Whole(_))
     }
 
-    /// Whether nothing has come for so long.
+    /// True if nothing has arrived for longer than `patience`.
     pub fn is_stalled(&self, now: Moment, patience: std::time::Duration) -> bool {
         let state = self.state.lock();
         matches!(state.stage, Stage::Coming(..)) && now.since(state.progress.unwrap_or(self.began)) > patience
     }
 
-    /// Ready when it is no longer known only that the server was asked.
+    /// Ready once the stage is no longer [`Stage::Asking`].
     pub fn poll_head(&self, ticket: u64, context: &mut Context<'_>) -> Poll<Stage> {
         let mut state = self.state.lock();
         if let Stage::Asking = state.stage {
@@ -175,14 +174,14 @@ impl Fill {
         Poll::Ready(state.stage.clone())
     }
 
-    /// A number for somebody who waits.
+    /// A number for a waiting reader.
     pub fn ticket(&self) -> u64 {
         let mut state = self.state.lock();
         state.next_reader += 1;
         state.next_reader
     }
 
-    /// Somebody waits no longer.
+    /// Removes a waiting reader.
     pub fn leave(&self, ticket: u64) {
         let mut state = self.state.lock();
         let waker = state.waiting.remove(&ticket);
@@ -190,12 +189,12 @@ impl Fill {
         drop(waker);
     }
 
-    /// The head has come.
+    /// Notes that the head has arrived.
     pub fn begin(&self, meta: Arc<Meta>, length: Option<u64>) {
         self.change(|state| state.stage = Stage::Coming(meta, length));
     }
 
-    /// More of the body has come.
+    /// Appends a piece of the body.
     pub fn append(&self, piece: Bytes) {
         self.change(|state| {
             state.received += piece.len() as u64;
@@ -204,7 +203,7 @@ impl Fill {
         });
     }
 
-    /// All of it has come.
+    /// Notes that the whole response has arrived.
     pub fn finish(&self) {
         self.change(|state| {
             if let Stage::Coming(meta, _) = &state.stage {
@@ -213,7 +212,7 @@ impl Fill {
         });
     }
 
-    /// It broke off, or nothing comes of it.
+    /// Notes that the response broke off, or will not be stored.
     pub fn give_up(&self) {
         self.change(|state| match state.stage {
             Stage::Asking => state.stage = Stage::Nothing,
@@ -222,27 +221,27 @@ impl Fill {
         });
     }
 
-    /// What comes is in a file, too, whose body begins there.
+    /// Sets the file that also receives the body, from offset `body_at` on.
     pub fn set_file(&self, file: GrowingFile, body_at: u64) {
         self.state.lock().file = Some((file, body_at));
     }
 
-    /// The file is not written any more: what it has can be read as long as somebody has it open.
+    /// Notes that the file is no longer written. Readers that have it open may read on.
     pub fn forget_file(&self) {
         self.change(|state| state.file = None);
     }
 
-    /// Forgets what is in the file and behind the window's bound.
+    /// Drops bytes that are in the file and beyond the bound of the window.
     pub fn trim(&self) {
         self.trim_to(WINDOW_BYTES / 2);
     }
 
-    /// Forgets what is in the file.
+    /// Drops bytes that are in the file.
     pub fn forget_written(&self) {
         self.trim_to(0);
     }
 
-    /// Whether no bytes are in memory.
+    /// True if no bytes are in memory.
     pub fn is_window_empty(&self) -> bool {
         self.state.lock().window.is_empty()
     }
@@ -264,7 +263,8 @@ impl Fill {
         drop(gone);
     }
 
-    /// Forgets what the fastest reader has read: nobody stores it any more, and who is behind has to ask the server.
+    /// Drops bytes that the fastest reader has read. The response is no longer stored, and slower readers have to ask
+    /// the server.
     pub fn drop_read(&self) {
         let mut gone = Vec::new();
         let mut state = self.state.lock();
@@ -282,7 +282,8 @@ impl Fill {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// For what nobody stores: ready when the window has room, or nobody reads it any more (`false`).
+    /// For a response that is not stored: ready with true when the window has room, and with false when it has no
+    /// reader.
     pub fn poll_wanted(&self, context: &mut Context<'_>) -> Poll<bool> {
         let mut state = self.state.lock();
         if state.readers == 0 {
@@ -291,35 +292,35 @@ impl Fill {
         if state.received - state.window_start <= WINDOW_BYTES {
             return Poll::Ready(true);
         }
-        // Under the lock: whoever leaves now sees it.
+        // Set under the lock, so that a reader that leaves now sees it.
         let displaced = state.feeder.replace(context.waker().clone());
         drop(state);
         drop(displaced);
         Poll::Pending
     }
 
-    /// All of the body, if it is in memory.
+    /// The whole body, if it is in memory.
     pub fn whole_in_memory(&self) -> Option<Vec<Bytes>> {
         let state = self.state.lock();
         (state.window_start == 0).then(|| state.window.iter().cloned().collect())
     }
 
-    /// How much of the body has come.
+    /// Number of bytes of the body that have arrived.
     pub fn received(&self) -> u64 {
         self.state.lock().received
     }
 
-    /// How many read it, or have found it and may.
+    /// Number of readers, including those that have found the fill and may read it.
     pub fn readers(&self) -> usize {
         self.state.lock().readers
     }
 
-    /// Somebody begins to read it.
+    /// Adds a reader.
     pub fn join(&self) {
         self.state.lock().readers += 1;
     }
 
-    /// Somebody has read it, or has left.
+    /// Removes a reader.
     pub fn part(&self) {
         let mut state = self.state.lock();
         state.readers -= 1;
@@ -328,7 +329,7 @@ impl Fill {
         feeder.into_iter().for_each(Waker::wake);
     }
 
-    /// What there is at an offset of the body; at most so many bytes.
+    /// Returns up to `most` bytes at an offset of the body.
     pub fn poll_at(&self, ticket: u64, offset: u64, most: usize, context: &mut Context<'_>) -> Poll<Found> {
         let mut state = self.state.lock();
         if offset < state.window_start {

@@ -1,4 +1,4 @@
-//! The file of an entry: a checked header, then the body as it came, then the sums of its blocks if it is long.
+//! The file of an entry: a checked header, the body as it arrived, and for a long body the sums of its blocks.
 //!
 //! ```text
 //!     0  magic "GALECACH"         16  length of the body     48  lifetime …           88  CRC-32 of the body, or
@@ -8,12 +8,12 @@
 //!        body | table: a sum for each block, version 2 alone (`sums.rs`)
 //! ```
 //!
-//! Version 1 has no table, and is what short bodies have: the sum is the body's. Earlier ones of Gale wrote long bodies
-//! in the same way; they are served, and no block of them is checked.
+//! Version 1, for short bodies, has no table: the sum is the body's. Earlier versions of Gale wrote long bodies in this
+//! format too; these are served without a check of their blocks.
 //!
-//! Numbers are little-endian. A header is read only if it is whole, its sum fits, and the lengths in it agree with each
-//! other; a file only if its length is that of header, body and table. Everything else is *foreign* (it does not begin
-//! with the magic: nginx's, say, and nobody's to touch) or *damaged*.
+//! Numbers are little-endian. A header is accepted only if it is complete, its sum is right, and its lengths agree; a
+//! file only if its length is that of header, body and table. Every other file is *foreign* (without the magic, such as
+//! nginx's; Gale must not touch it) or *damaged*.
 
 use std::ops::Range;
 
@@ -24,16 +24,16 @@ use super::policy::Lifetime;
 use super::sums;
 use crate::request::response::{Field, FieldList, FieldName, FieldText};
 
-/// How a file of ours begins.
+/// First bytes of a file of Gale's.
 pub const MAGIC: &[u8; 8] = b"GALECACH";
 
-/// The sum in the header is the body's.
+/// Version in which the header has the sum of the body.
 const WITHOUT_TABLE: u32 = 1;
 
-/// The sum in the header is that of the table behind the body.
+/// Version in which the header has the sum of the table behind the body.
 const WITH_TABLE: u32 = 2;
 
-/// The part of a header with a length of its own.
+/// Length of the fixed part of a header.
 const FIXED: usize = 96;
 
 const HEADER_CRC_AT: usize = 92;
@@ -45,96 +45,96 @@ const HEAD_ONLY: u8 = 4;
 /// Headers end at a multiple of this, so that one that has grown a little still fits.
 const ALIGNMENT: usize = 128;
 
-/// Room for a header that grows: a later date, a longer entity tag.
+/// Room for a header that grows, with a later date or a longer entity tag.
 const SLACK: usize = 32;
 
-/// The longest header that is read.
+/// Maximum length of a header.
 pub const HEADER_MAX: usize = 256 * 1024;
 
-/// The longest body: what a file system may have, so that no sum of lengths overflows.
+/// Maximum length of a body: that of a file system, so that no sum of lengths overflows.
 const BODY_MAX: u64 = i64::MAX as u64 / 2;
 
-/// The status of a mark that says which fields of requests a response depends on ([`Meta`]).
+/// Status of a mark that names the request fields that a response depends on ([`Meta`]).
 pub const VARIES: u16 = 0;
 
-/// The status of a mark that says which differences between queries matter.
+/// Status of a mark that tells which differences between queries matter.
 pub const SEARCHES: u16 = 1;
 
-/// What is known of an entry besides its body. With status 0 it is a *mark*: what has its key depends on the fields of
-/// the request that its variant names, and variants have its number. With status 1 it is one of which the variant says
-/// which differences between queries matter ([`super::search`]).
+/// Everything known about an entry except its body. With status 0 it is a *mark*: responses with this key depend on the
+/// request fields that `variant` names, and their variants have the number of the mark. With status 1 it is a mark
+/// whose `variant` holds the rules for queries ([`super::search`]).
 #[derive(Clone, Debug, Default)]
 pub struct Meta {
     /// The text of its key.
     pub key: Box<[u8]>,
-    /// What the request had in the fields that `Vary` names; empty without one. The names first, and a zero.
+    /// The names that `Vary` lists, a zero byte, and the request's values of these fields; empty without `Vary`.
     pub variant: Box<[u8]>,
-    /// Where variants come from: the number that their sums are made of.
+    /// The number that the sums of variants are computed from.
     pub variant_number: u64,
     /// The status.
     pub status: u16,
-    /// The reason phrase, if one came that is not the usual one.
+    /// The reason phrase, if it is not the usual one.
     pub reason: Option<Bytes>,
-    /// The fields as they came.
+    /// The fields as they arrived.
     pub fields: FieldList,
-    /// For how long it may be used.
+    /// The time for which it may be used.
     pub lifetime: Lifetime,
-    /// Later entries have larger numbers; what was purged is older than the purge.
+    /// Later entries have larger numbers; a purge covers entries with smaller ones.
     pub number: u64,
-    /// Only the head is there: the answer to a HEAD.
+    /// True if only the head is stored: the answer to a HEAD.
     pub is_head_only: bool,
-    /// Hashes of its tags, by which it may be purged.
+    /// Hashes of the tags by which it may be purged.
     pub tags: Box<[u64]>,
 }
 
-/// What a file says.
+/// The decoded header of a file.
 #[derive(Clone, Debug)]
 pub struct Header {
-    /// What is known of the entry.
+    /// Everything known about the entry except its body.
     pub meta: Meta,
-    /// Where the body begins in the file, in bytes.
+    /// Offset of the body in the file, in bytes.
     pub header_length: u32,
-    /// How long the body is, in bytes.
+    /// Length of the body, in bytes.
     pub body_length: u64,
-    /// What the body is checked by.
+    /// The sum that the body is checked with.
     pub body_sum: BodySum,
 }
 
-/// What a header says of the sum of its body.
+/// The kind of checksum in a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodySum {
-    /// That of all of it.
+    /// Sum of the whole body.
     Whole(u32),
-    /// That of the table behind it, which has the sum of each block.
+    /// Sum of the table behind the body, which has the sum of each block.
     Table(u32),
 }
 
 impl Header {
-    /// Where the table is in the file that should be behind the body, and how long; `None` if there is none.
+    /// Position of the table behind the body; `None` if there is none.
     pub fn table(&self) -> Option<Range<u64>> {
         let BodySum::Table(_) = self.body_sum else { return None };
         let start = u64::from(self.header_length) + self.body_length;
         Some(start..start + sums::table_length(self.header_length, self.body_length))
     }
 
-    /// How long the file is, in bytes.
+    /// Length of the file, in bytes.
     pub fn file_length(&self) -> u64 {
         self.table().map_or(u64::from(self.header_length) + self.body_length, |table| table.end)
     }
 }
 
-/// Why a file is not read.
+/// Reason for which a file is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// It is no file of Gale's.
+    /// The file was not written by Gale.
     Foreign,
-    /// It was one.
+    /// The file was written by Gale and is damaged.
     Damaged,
-    /// More of it has to be read: its header is so long.
+    /// The header is longer than the bytes read so far: it has this length.
     Longer(usize),
 }
 
-/// How long the header will be: known before the body.
+/// Length of the header, which is known before the body.
 pub fn header_length(meta: &Meta) -> u32 {
     let texts = meta.key.len() + meta.variant.len() + meta.reason.as_ref().map_or(0, |reason| reason.len());
     let fields: usize = meta.fields.iter().map(|field| field.name.len() + field.value.len() + 3).sum();
@@ -142,14 +142,14 @@ pub fn header_length(meta: &Meta) -> u32 {
     length.next_multiple_of(ALIGNMENT) as u32
 }
 
-/// How long the file will be.
+/// Length of the file.
 pub fn file_length(meta: &Meta, body_length: u64) -> u64 {
     let header_length = header_length(meta);
     let table = if body_length > sums::WHOLE_MAX { sums::table_length(header_length, body_length) } else { 0 };
     u64::from(header_length) + body_length + table
 }
 
-/// Writes a header of this length, which [`header_length`] has told; a longer one is filled with zeros.
+/// Encodes a header of a length from [`header_length`]. A larger length is filled with zeros.
 pub fn encode(meta: &Meta, header_length: u32, body_length: u64, body_sum: BodySum) -> Vec<u8> {
     let mut out = Vec::with_capacity(header_length as usize);
     let mut fields = Vec::with_capacity(256);
@@ -201,7 +201,7 @@ fn put_u32<const N: usize>(out: &mut Vec<u8>, numbers: [u32; N]) {
     }
 }
 
-/// Reads the header at the beginning of a file, of which at least so many bytes have been read.
+/// Decodes the header at the beginning of a file, of which at least the fixed part has been read.
 ///
 /// # Errors
 /// See [`Unreadable`].
@@ -282,7 +282,7 @@ fn decode_fields(text: &[u8]) -> Option<FieldList> {
     Some(list)
 }
 
-/// Takes numbers off the beginning of what is long enough.
+/// Reads numbers from the beginning of bytes that are known to be long enough.
 struct Reader<'b>(&'b [u8]);
 
 impl<'b> Reader<'b> {

@@ -1,4 +1,4 @@
-//! The index of a cache: which entries there are, in memory, in shards with a lock each.
+//! The index of a cache: all entries, in memory, in shards with a lock each.
 //!
 //! ```text
 //!   shard   slots  [ 80 bytes | 80 bytes | … never used … ]     allocated at once, touched when used
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! An entry takes at most [`ENTRY_COST`] bytes of the zone, whatever its key: keys are in the files. A section under a
-//! lock is a few steps of arithmetic; nobody waits in one.
+//! lock is a few steps of arithmetic and never blocks.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{
@@ -22,75 +22,75 @@ use super::eviction::{Links, Queues};
 use super::key::Id;
 use super::policy::{Lifetime, is_of_later};
 
-/// What an entry takes of a zone: a slot and its share of the table.
+/// Bytes of the zone for an entry: a slot and its share of the table.
 pub const ENTRY_COST: usize = 88;
 
-/// A shard is not made smaller than this.
+/// Minimum size of a shard.
 const SHARD_BYTES_MIN: usize = 64 * 1024;
 
 const SHARDS_MAX: usize = 32;
 
-/// How many lists of field names in `Vary` a cache tells apart, and how many rules of `No-Vary-Search`: a row in
-/// either table is as good as any, and looked for among so many.
+/// Maximum number of different lists of field names in `Vary`, and of rules of `No-Vary-Search`. A free row is found by
+/// a linear search of the table.
 pub const ROWS_MAX: usize = 4096;
 
 /// A slot's number.
 pub type Slot = u32;
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It was asked for, and there is no file: how often counts.
+    /// Requests are counted; there is no file.
     Counted,
     /// There is a file.
     Stored,
-    /// What answers depends on the request: the field names have this number.
+    /// The response depends on the request; the number is the row of the field names.
     Varies(u32),
-    /// Which differences between queries matter: the rules have this number.
+    /// Some differences between queries do not matter; the number is the row of the rules.
     Searches(u32),
     /// The server failed with this status.
     Error(u16),
-    /// What came may not be stored: nobody waits for it.
+    /// The last response must not be stored: requests do not wait for each other.
     Uncacheable,
 }
 
 impl Kind {
-    /// Whether there is a file: of a response, or of a mark.
+    /// True if there is a file, of a response or of a mark.
     pub fn has_file(self) -> bool {
         matches!(self, Kind::Stored | Kind::Varies(_) | Kind::Searches(_))
     }
 }
 
-/// An entry.
+/// An entry of the index.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Its name.
+    /// The sum that identifies it.
     pub id: Id,
-    /// What it is.
+    /// The kind of the entry.
     pub kind: Kind,
     /// See `Meta::number`.
     pub number: u64,
-    /// The room that its file takes, in bytes.
+    /// Space that its file takes, in bytes.
     pub size: u64,
     /// The last second in which it is fresh.
     pub fresh_until: u32,
-    /// When it came.
+    /// Time at which it arrived.
     pub received: u32,
     /// See [`Lifetime`].
     pub stale_while_revalidate: u32,
     /// See [`Lifetime`].
     pub stale_if_error: u32,
-    /// When it was asked for last.
+    /// Time of the last request for it.
     pub accessed: u32,
-    /// How often it was asked for.
+    /// Number of requests for it.
     pub uses: u16,
-    /// It may not be used stale.
+    /// True if it must not be used stale.
     pub must_revalidate: bool,
     pub(super) links: Links,
 }
 
 impl Entry {
-    /// One that was just asked for, or put in.
+    /// Creates an entry that was just requested or inserted.
     pub fn new(id: Id, kind: Kind, now: u64) -> Entry {
         Entry {
             id,
@@ -108,7 +108,7 @@ impl Entry {
         }
     }
 
-    /// Takes over what a lifetime says, as far as the index needs it.
+    /// Copies the parts of a lifetime that the index keeps.
     pub fn set_lifetime(&mut self, lifetime: &Lifetime) {
         self.fresh_until = seconds(lifetime.fresh_until);
         self.received = seconds(lifetime.received);
@@ -117,18 +117,18 @@ impl Entry {
         self.must_revalidate = lifetime.must_revalidate;
     }
 
-    /// Whether it is fresh.
+    /// True if it is fresh.
     pub fn is_fresh(&self, now: u64) -> bool {
         u64::from(self.fresh_until) >= now && !is_of_later(self.received.into(), now)
     }
 }
 
-/// A moment as the index keeps it: good until 2106.
+/// A time in the index's format, valid until 2106.
 pub fn seconds(moment: u64) -> u32 {
     u32::try_from(moment).unwrap_or(u32::MAX)
 }
 
-/// See the file's head.
+/// The index of a cache, see the head of the file.
 pub struct Index {
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
@@ -138,7 +138,7 @@ pub struct Index {
     search_uses: RowUses,
 }
 
-/// How many entries have a row in a table, by the row.
+/// Number of entries that use each row of a table.
 pub struct RowUses(Box<[AtomicU32]>);
 
 impl RowUses {
@@ -146,18 +146,18 @@ impl RowUses {
         RowUses((0..ROWS_MAX).map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// One use more or less.
+    /// Adds or subtracts a use.
     pub fn count(&self, row: u32, sign: i32) {
         self.0[row as usize].fetch_add(sign as u32, AcqRel);
     }
 
-    /// Whether nobody uses a row.
+    /// True if no entry uses the row.
     pub fn is_free(&self, row: u32) -> bool {
         self.0[row as usize].load(Acquire) == 0
     }
 }
 
-/// A part of the index. Padded with its lock: requests write to it.
+/// A part of the index. Aligned, because requests write to it and its lock.
 #[repr(align(128))]
 pub struct Shard {
     slots: Vec<Entry>,
@@ -167,19 +167,19 @@ pub struct Shard {
     queues: Queues,
 }
 
-/// What was taken out of the index: its file is to go.
+/// An entry that was removed from the index, and whose file is to be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evicted {
-    /// The entry.
+    /// The sum that identifies the entry.
     pub id: Id,
-    /// The bytes of its file.
+    /// Size of its file, in bytes.
     pub size: u64,
     /// See `Meta::number`.
     pub number: u64,
 }
 
 impl Index {
-    /// One that takes at most `bytes`.
+    /// Creates an index that takes at most `bytes`.
     pub fn new(bytes: usize) -> Index {
         let count = (bytes / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX).next_power_of_two();
         let slots_max = (bytes / count / ENTRY_COST).max(4);
@@ -194,37 +194,37 @@ impl Index {
         }
     }
 
-    /// The room that all files take, those of marks included, in bytes.
+    /// Space that all files take, including those of marks, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 
-    /// How many responses are stored.
+    /// Number of stored responses.
     pub fn stored(&self) -> u64 {
         self.stored.load(Relaxed)
     }
 
-    /// How many entries have a list of field names of `Vary`.
+    /// Number of entries for each list of field names in `Vary`.
     pub fn vary_uses(&self) -> &RowUses {
         &self.vary_uses
     }
 
-    /// How many entries have rules of `No-Vary-Search`.
+    /// Number of entries for each text of rules in `No-Vary-Search`.
     pub fn search_uses(&self) -> &RowUses {
         &self.search_uses
     }
 
-    /// How many shards there are.
+    /// Number of shards.
     pub fn shards(&self) -> usize {
         self.shards.len()
     }
 
-    /// How many entries fit.
+    /// Maximum number of entries.
     pub fn capacity(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().slots_max).sum()
     }
 
-    /// Calls `section` with the entry of this name, if there is one.
+    /// Calls `section` with the entry of this id, if there is one.
     pub fn with<R>(&self, id: &Id, section: impl FnOnce(Option<&mut Entry>) -> R) -> R {
         let hash = self.hasher.hash_one(id);
         let mut shard = self.shard(hash);
@@ -232,7 +232,7 @@ impl Index {
         section(found.map(|slot| &mut shard.slots[slot as usize]))
     }
 
-    /// The entry of this name, which counts as asked for once more.
+    /// Returns the entry of this id and counts a request for it.
     pub fn touch(&self, id: &Id, now: u64) -> Option<Entry> {
         let hash = self.hasher.hash_one(id);
         let mut shard = self.shard(hash);
@@ -245,8 +245,8 @@ impl Index {
         Some(entry.clone())
     }
 
-    /// Puts an entry in, in place of one of the same name. Returns what had to make room, and what it replaces if that
-    /// has a file.
+    /// Inserts an entry, in place of one with the same id. Returns the evicted entries, and the replaced one if it has
+    /// a file.
     pub fn insert(&self, mut entry: Entry) -> Vec<Evicted> {
         let hash = self.hasher.hash_one(entry.id);
         let mut shard = self.shard(hash);
@@ -270,7 +270,7 @@ impl Index {
         gone
     }
 
-    /// The file of an entry with this number takes so much room.
+    /// Sets the space that the file of the entry with this number takes.
     pub fn set_size(&self, id: &Id, number: u64, size: u64) {
         self.with(id, |entry| {
             if let Some(entry) = entry.filter(|entry| entry.number == number && entry.kind.has_file()) {
@@ -280,7 +280,7 @@ impl Index {
         });
     }
 
-    /// Takes an entry out, if `is_meant` says so of it.
+    /// Removes an entry if `is_meant` returns true for it.
     pub fn remove(&self, id: &Id, is_meant: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
         let hash = self.hasher.hash_one(id);
         let mut shard = self.shard(hash);
@@ -293,7 +293,7 @@ impl Index {
         Some(entry)
     }
 
-    /// Takes out what is least worth keeping in one of the shards, which take turns by `turn`.
+    /// Evicts an entry from one of the shards, starting with shard `turn`.
     pub fn evict(&self, turn: usize) -> Option<Evicted> {
         for offset in 0..self.shards.len() {
             let mut shard = self.shards[(turn + offset) % self.shards.len()].lock();
@@ -307,8 +307,8 @@ impl Index {
         None
     }
 
-    /// Goes through slots of a shard from `from` on, at most `count`: `is_meant` says which entries are taken out.
-    /// Returns them, and where to go on; `None` at the end of the shard.
+    /// Visits at most `count` slots of a shard, beginning with `from`, and removes the entries for which `is_meant`
+    /// returns true. Returns them and the next slot; `None` at the end of the shard.
     pub fn sweep(
         &self,
         shard: usize,
@@ -332,7 +332,7 @@ impl Index {
         (gone, next)
     }
 
-    /// Entries of a shard from a slot on, at most so many slots, and where to go on.
+    /// Returns entries from at most `count` slots of a shard, beginning with `from`, and the next slot.
     pub fn entries(&self, shard: usize, from: usize, count: usize) -> (Vec<Entry>, Option<usize>) {
         let shard = self.shards[shard].lock();
         let end = (from + count).min(shard.slots.len());
@@ -341,7 +341,7 @@ impl Index {
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
-        // The table uses the upper and the lower bits.
+        // Other bits than the table's, which uses the upper and the lower ones.
         self.shards[(hash >> 24) as usize & (self.shards.len() - 1)].lock()
     }
 
@@ -359,7 +359,7 @@ impl Index {
 }
 
 impl Evicted {
-    /// Of an entry that was taken out; `None` if it had no file.
+    /// For an entry that was removed; `None` if it had no file.
     pub fn of(entry: &Entry) -> Option<Evicted> {
         entry.kind.has_file().then_some(Evicted { id: entry.id, size: entry.size, number: entry.number })
     }
@@ -489,7 +489,7 @@ mod tests {
         const { assert!(ENTRY_COST <= 120) };
     }
 
-    /// nginx's: what was asked for longest ago goes.
+    /// nginx's policy: evicts the least recently used entry.
     #[derive(Default)]
     struct Lru {
         by_key: HashMap<u64, (u64, u64)>,
@@ -528,14 +528,14 @@ mod tests {
         false
     }
 
-    /// How long a trace is, without what is asked for once.
+    /// Length of a trace, without the requests of scans.
     const REQUESTS: u64 = 100_000;
 
-    /// Hits in a thousand, here and with LRU, of a trace of so many requests for 50,000 keys; after each 2,000 of them
-    /// come `scan` for keys that nobody asks for again.
+    /// Hits per thousand requests, here and with LRU, in a trace of [`REQUESTS`] requests for 50,000 keys. After each
+    /// 2,000 of them follow `scan` requests for keys that are not requested again.
     fn hits(exponent: f64, scan: u64, has_sizes: bool, bytes_max: u64) -> (u64, u64) {
         let mut zipf = Zipf::new(50_000, exponent);
-        // Large enough that bytes decide, in a shard.
+        // Large enough for the bytes to be the limit, in one shard.
         let (index, mut lru) = (Index::new(120 * 1024), Lru::default());
         let (mut ours, mut theirs, mut now, mut once) = (0, 0, 0, 1 << 40);
         let size = |key: u64| if has_sizes { 1 << (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 61) } else { 1 };

@@ -1,16 +1,17 @@
-//! The index on disk: a file of records that is read at the start, so that entries are found before their files are.
+//! The index on disk: a file of records that is read at the start, so that entries are known before their files are
+//! found.
 //!
 //! ```text
 //!   magic "GALEJRN3" │ account │ record │ record │ …
 //!   account          purges (4) │ sum of their sums (4) │ the largest number of one (8) │ CRC-32 of all before (4)
-//!   record           length (2) │ kind (1) │ what it says │ CRC-32 of all before (4)
+//!   record           length (2) │ kind (1) │ content │ CRC-32 of all before (4)
 //! ```
 //!
-//! Records say what has come, gone or been purged; the later one counts. What was damaged is passed over, up to the
-//! next record whose sum fits ([`Scan`]). An entry that is lost so is found by the loader, and one that has gone is
-//! missed when it is opened. A purge that is lost would have what was purged served again, so the account says which
-//! purges there are: without one of them, everything as old as the last counts as purged. The account is written before
-//! the purges are. Nothing here knows files.
+//! A record adds, removes or purges entries; a later record overrides an earlier one. A damaged part is skipped, up to
+//! the next record with a valid sum ([`Scan`]). The loader finds an entry whose record is lost, and a removed one turns
+//! out to be missing when it is opened. A lost purge would let purged responses be served again, so the account counts
+//! all purges: if one is missing, everything up to the number of the last purge is regarded as purged. The account is
+//! written before the purges. This module does no I/O.
 
 use std::ops::RangeInclusive;
 
@@ -19,32 +20,32 @@ use super::key::{Id, KEY_BYTES_MAX};
 use super::policy::no_vary_search::RULES_BYTES_MAX;
 use super::policy::vary::NAMES_MAX;
 
-/// How a journal begins.
+/// First bytes of a journal.
 const MAGIC: &[u8; 8] = b"GALEJRN3";
 
-/// How one began that has no account.
+/// First bytes of an older journal, which has no account.
 const MAGIC_WITHOUT_ACCOUNT: &[u8; 8] = b"GALEJRN2";
 
-/// The longest record, in bytes: its length has two of them.
+/// Maximum length of a record, in bytes: its length field has two.
 const RECORD_MAX: usize = u16::MAX as usize;
 
 /// The length of an account, in bytes.
 const ACCOUNT_LENGTH: usize = 20;
 
-/// Where records begin.
+/// Offset of the first record.
 pub const HEADER_LENGTH: usize = MAGIC.len() + ACCOUNT_LENGTH;
 
-/// Where the account is.
+/// Offset of the account.
 pub const ACCOUNT_AT: usize = MAGIC.len();
 
-/// Which purges a journal has.
+/// Summary of the purges in a journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// How many.
+    /// Number of purges.
     count: u32,
-    /// Their sums, added up: one in the place of another is noticed.
+    /// Total of their sums, which detects a purge in the place of another.
     sum: u32,
-    /// The largest number of one.
+    /// The largest number of a purge.
     number: u64,
 }
 
@@ -53,19 +54,19 @@ impl Account {
         self.join(Account { count: 1, sum, number });
     }
 
-    /// Adds what another one has.
+    /// Adds the purges of another account.
     pub fn join(&mut self, other: Account) {
         self.count = self.count.wrapping_add(other.count);
         self.sum = self.sum.wrapping_add(other.sum);
         self.number = self.number.max(other.number);
     }
 
-    /// Whether there are none.
+    /// True if there are no purges.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// As it is in the file.
+    /// The account's bytes in the file.
     pub fn encode(&self) -> [u8; ACCOUNT_LENGTH] {
         let mut out = [0; ACCOUNT_LENGTH];
         out[..4].copy_from_slice(&self.count.to_le_bytes());
@@ -76,7 +77,7 @@ impl Account {
         out
     }
 
-    /// That of a journal which begins so; `None` if it was damaged, or there is none.
+    /// Decodes the account in a journal's header; `None` if it is damaged or missing.
     pub fn of_header(header: &[u8]) -> Option<Account> {
         let bytes: &[u8; ACCOUNT_LENGTH] = header.get(ACCOUNT_AT..HEADER_LENGTH)?.try_into().ok()?;
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
@@ -85,7 +86,7 @@ impl Account {
     }
 }
 
-/// How a journal with this account begins.
+/// The header of a journal with this account.
 pub fn header(account: Account) -> [u8; HEADER_LENGTH] {
     let mut out = [0; HEADER_LENGTH];
     out[..ACCOUNT_AT].copy_from_slice(MAGIC);
@@ -93,10 +94,10 @@ pub fn header(account: Account) -> [u8; HEADER_LENGTH] {
     out
 }
 
-/// Records that are to be appended to a journal.
+/// Records to append to a journal.
 #[derive(Default)]
 pub struct Changes {
-    /// As they are in the file.
+    /// The encoded records.
     pub bytes: Vec<u8>,
     /// The purges among them.
     pub purges: Account,
@@ -113,33 +114,33 @@ impl Changes {
     }
 }
 
-/// What became of a journal.
+/// Result of reading a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All of it was read.
+    /// All records were read.
     Whole,
-    /// So many bytes could not be read. All purges were.
+    /// This many bytes could not be read; all purges were.
     Damaged(u64),
-    /// Purges are missing: none has a larger number than this, if it is known.
+    /// Purges are missing; with the largest number that a purge may have, if it is known.
     Lost(Option<u64>),
 }
 
-/// Reads a journal, piece by piece.
+/// Reads a journal piece by piece.
 #[derive(Default)]
 pub struct Scan {
     rest: Vec<u8>,
     has_begun: bool,
-    /// What the file says of its purges.
+    /// The account in the file.
     account: Option<Account>,
-    /// The purges that were found.
+    /// Summary of the purges that were read.
     found: Account,
     skipped: u64,
-    /// It is shorter than its header, or does not begin as one.
+    /// True if the file is shorter than a header or has no magic.
     is_cut: bool,
 }
 
 impl Scan {
-    /// Reads on. Without bytes, that was the end.
+    /// Reads the next bytes; an empty slice means the end of the file.
     pub fn push(&mut self, bytes: &[u8], mut each: impl FnMut(Record)) {
         let is_end = bytes.is_empty();
         self.rest.extend_from_slice(bytes);
@@ -173,9 +174,9 @@ impl Scan {
         self.rest.drain(..at);
     }
 
-    /// Takes what is before the records, and says how long that is.
+    /// Reads the header and returns its length.
     fn begin(&mut self, bytes: &[u8]) -> usize {
-        // An account that fits is one, whatever is before it.
+        // An account with a valid sum is accepted even if the magic is damaged.
         self.account = Account::of_header(bytes);
         if self.account.is_some() || bytes.starts_with(MAGIC) && bytes.len() >= HEADER_LENGTH {
             HEADER_LENGTH
@@ -187,13 +188,13 @@ impl Scan {
         }
     }
 
-    /// What became of it, when all of it was read.
+    /// The result, once the whole file was read.
     pub fn outcome(&self) -> Outcome {
         let is_clean = self.skipped == 0 && !self.is_cut;
         let has_all = match self.account {
             Some(account) if is_clean => self.found.count >= account.count,
             Some(account) => (self.found.count, self.found.sum) == (account.count, account.sum),
-            // Nothing else is wrong with it, so nothing is missing.
+            // Nothing else is damaged, so no purge is missing.
             None => is_clean,
         };
         match has_all {
@@ -204,88 +205,88 @@ impl Scan {
     }
 }
 
-/// What is at a place of a journal.
+/// Result of reading a record.
 enum Read {
-    /// A record of so many bytes.
+    /// A record of this length.
     Record(Record, usize),
-    /// Perhaps one that goes on behind what was read.
+    /// A record may begin here, but more bytes are needed.
     Longer,
-    /// None.
+    /// No record.
     Damaged,
 }
 
-/// One of them.
+/// A record of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// An entry has come, or has another lifetime.
+    /// An entry was added, or got another lifetime.
     Stored {
-        /// Its name.
+        /// The sum that identifies it.
         id: Id,
         /// See `Meta::number`.
         number: u64,
-        /// The bytes of its file.
+        /// Size of its file, in bytes.
         size: u64,
-        /// See [`Entry`]: fresh until, stale while revalidating, stale if error, received.
+        /// Times in [`Entry`]: fresh until, stale while revalidating, stale if error, received.
         times: [u32; 4],
-        /// It may not be used stale.
+        /// True if it must not be used stale.
         must_revalidate: bool,
     },
-    /// What has this key depends on these fields.
+    /// Responses with this key depend on these request fields.
     Varies {
         /// The key.
         id: Id,
-        /// What variants' names are made of.
+        /// The number that the sums of variants are computed from.
         number: u64,
-        /// The names.
+        /// The names of the fields.
         names: Vec<u8>,
     },
-    /// Which differences between queries matter in what has this mark.
+    /// Only some differences between queries matter for the responses of this mark.
     Searches {
         /// The mark.
         id: Id,
-        /// What is in the keys of entries.
+        /// The number in the keys of the mark's entries.
         number: u64,
         /// The text of the rules.
         rules: Vec<u8>,
     },
-    /// An entry has gone that had this number.
+    /// The entry with this number was removed.
     Gone {
-        /// Its name.
+        /// The sum that identifies it.
         id: Id,
-        /// See `Meta::number`: a later one of the name stays.
+        /// See `Meta::number`: an entry of the same id with a later number stays.
         number: u64,
     },
-    /// Entries up to this number that have the key are purged, variants included.
+    /// Entries up to this number with the key are purged, including variants.
     PurgedKey {
         /// The sum of the key.
         id: Id,
         /// The number.
         number: u64,
-        /// They become stale.
+        /// True if they become stale and are not removed.
         is_soft: bool,
     },
-    /// Entries up to this number that have the tag are purged.
+    /// Entries up to this number with the tag are purged.
     PurgedTag {
         /// The tag.
         tag: u64,
         /// The number.
         number: u64,
-        /// They become stale.
+        /// True if they become stale and are not removed.
         is_soft: bool,
     },
-    /// Entries up to this number whose keys begin so are purged.
+    /// Entries up to this number whose keys begin with the prefix are purged.
     PurgedPrefix {
         /// The prefix.
         prefix: Vec<u8>,
         /// The number.
         number: u64,
-        /// They become stale.
+        /// True if they become stale and are not removed.
         is_soft: bool,
     },
 }
 
 impl Record {
-    /// That of an entry with a file.
+    /// The record of a stored response; `None` for other kinds.
     pub fn of_entry(entry: &Entry) -> Option<Record> {
         (entry.kind == Kind::Stored).then_some(Record::Stored {
             id: entry.id,
@@ -296,7 +297,7 @@ impl Record {
         })
     }
 
-    /// Appends it.
+    /// Appends the encoded record.
     pub fn write(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&[0, 0]);
@@ -352,7 +353,7 @@ impl Record {
         out.extend_from_slice(&sum.to_le_bytes());
     }
 
-    /// The number up to which it purges; `None` if it is no purge.
+    /// The largest number that it purges; `None` if it is no purge.
     fn purge_number(&self) -> Option<u64> {
         match self {
             Record::PurgedKey { number, .. }
@@ -362,11 +363,11 @@ impl Record {
         }
     }
 
-    /// Reads what is at the beginning.
+    /// Reads a record at the beginning of the bytes.
     fn read(bytes: &[u8]) -> Read {
         let Some((&[low, high, kind], _)) = bytes.split_first_chunk() else { return Read::Longer };
         let length = usize::from(u16::from_le_bytes([low, high]));
-        // Before any sum: what was damaged is tried byte by byte.
+        // Checked before any sum is computed: a damaged part is tried at each byte.
         if !lengths_of(kind).contains(&length) {
             return Read::Damaged;
         }
@@ -404,7 +405,7 @@ impl Record {
     }
 }
 
-/// How long a record of this kind may be, in bytes, without its length and sum.
+/// Valid lengths of a record of this kind, in bytes, without the length field and the sum.
 fn lengths_of(kind: u8) -> RangeInclusive<usize> {
     let (least, more) = match kind {
         1 | 2 => (48, 0),
@@ -443,7 +444,7 @@ mod tests {
         [&header(changes.purges)[..], &changes.bytes].concat()
     }
 
-    /// What a journal comes to that is read in pieces of this length.
+    /// Reads a journal in pieces of this length.
     fn read(bytes: &[u8], piece: usize) -> (Vec<Record>, Outcome) {
         let (mut scan, mut records) = (Scan::default(), Vec::new());
         for piece in bytes.chunks(piece).chain([&[][..]]) {
@@ -480,7 +481,7 @@ mod tests {
                 let (found, outcome) = read(&changed, 64);
                 let mut expected = records();
                 let expected_outcome = match ends.iter().position(|&end| at < end) {
-                    // Neither the magic nor the account alone.
+                    // Damage to the magic or the account alone loses nothing.
                     Some(0) => Outcome::Whole,
                     Some(place) => {
                         let lost = expected.remove(place - 1);
@@ -506,7 +507,7 @@ mod tests {
             let has_all = purges(&found) == purges(&records());
             assert_eq!(matches!(outcome, Outcome::Lost(_)), !has_all, "{length}");
         }
-        // One that has only entries, and lost one.
+        // A journal with entries only, of which one is lost.
         let entries = written(&records()[..4]);
         let (found, outcome) = read(&entries[..entries.len() - 1], 64);
         assert_eq!((found.len(), matches!(outcome, Outcome::Damaged(_))), (3, true));
@@ -517,7 +518,7 @@ mod tests {
         let purge = |tag| Record::PurgedTag { tag, number: 5, is_soft: false };
         let mut journal = written(&[purge(1), purge(2)]);
         let other = written(&[purge(2), purge(3)]);
-        // The first was damaged, and what follows came from elsewhere.
+        // The first purge is damaged, and the records behind it are from another journal.
         journal.extend_from_slice(&other[HEADER_LENGTH + other[HEADER_LENGTH..].len() / 2..]);
         journal[HEADER_LENGTH + 4] ^= 1;
         assert_eq!(read(&journal, 64), (vec![purge(2), purge(3)], Outcome::Lost(Some(5))));

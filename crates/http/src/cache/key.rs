@@ -1,8 +1,8 @@
-//! What names an entry: the MD5 sum of its key's text, as in nginx, and the file that this leads to.
+//! Identifies an entry by the MD5 sum of its key, as in nginx, and maps it to a file.
 //!
-//! The sum only finds; two texts with one sum never share an entry, because the text is in the file and compared. A
-//! response that depends on fields of the request (`Vary`) has an entry for each variant. Its sum is made of the key's,
-//! of a number that changes when the key is purged, and of the fields.
+//! The sum only locates: two keys with the same sum never share an entry, because the file holds the key and it is
+//! compared. A response that depends on request fields (`Vary`) has an entry for each variant. Its sum is computed from
+//! the key's sum, a number that changes when the key is purged, and the fields.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ use smallvec::SmallVec;
 
 use super::format::Meta;
 
-/// The sum that names an entry.
+/// The sum that identifies an entry.
 pub type Id = [u8; 16];
 
-/// `levels=1:2`: how many digits name each level of directories.
+/// `levels=1:2`: number of digits in the name of each directory level.
 pub type Levels = SmallVec<[u8; 3]>;
 
-/// The longest text of a key; a longer one is not looked for.
+/// Maximum length of a key; a longer one is not looked up.
 pub const KEY_BYTES_MAX: usize = 16 * 1024;
 
 /// The sum of a key's text.
@@ -25,7 +25,7 @@ pub fn id_of(key: &[u8]) -> Id {
     Md5::digest(key).into()
 }
 
-/// The sum of a variant: what `number` is, see the file's head.
+/// The sum of a variant; for `number` see the head of the file.
 pub fn variant_id(primary: &Id, number: u64, variant: &[u8]) -> Id {
     let mut digest = Md5::new();
     digest.update(primary);
@@ -34,7 +34,7 @@ pub fn variant_id(primary: &Id, number: u64, variant: &[u8]) -> Id {
     digest.finalize().into()
 }
 
-/// Name of the entry that has this head.
+/// The id of the entry with this head.
 pub fn name_of(meta: &Meta) -> Id {
     let primary = id_of(&meta.key);
     match meta.variant.is_empty() {
@@ -43,7 +43,7 @@ pub fn name_of(meta: &Meta) -> Id {
     }
 }
 
-/// The sum in hexadecimal digits, the name of the file.
+/// The sum in hexadecimal digits, which is the name of the file.
 pub fn hex(id: &Id) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     id.iter()
@@ -52,7 +52,7 @@ pub fn hex(id: &Id) -> String {
         .collect()
 }
 
-/// The sum that a file's name stands for.
+/// Parses the name of a file.
 pub fn parse_hex(name: &[u8]) -> Option<Id> {
     let digits: &[u8; 32] = name.try_into().ok()?;
     let digit = |byte: u8| match byte {

@@ -1,8 +1,8 @@
-//! What a worker keeps of entries that are asked for often: the head, ready to be sent, with the body if that is small,
-//! else with the open file. The index still decides at every request; this only spares opening and reading.
+//! A worker's memory of entries that are requested often: the head, ready to be sent, with a small body or an open
+//! file. It only saves opening and reading; the index still decides about each request.
 //!
-//! Two generations: what is asked for moves to the younger one, and when that is full the older one goes. A file that
-//! somebody has removed is noticed when it was asked for, [`LOOK_AGAIN`] after it was seen.
+//! There are two generations: a requested entry moves to the younger one, and when that is full the older one is
+//! dropped. The removal of a file by another program is noticed at the first request after [`LOOK_AGAIN`].
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,36 +16,36 @@ use super::key::Id;
 use super::sums::Blocks;
 use crate::request::response::FieldList;
 
-/// Most bytes that a worker keeps, heads included.
+/// Maximum number of bytes in a worker's memory, heads included.
 const BYTES_MAX: usize = 16 << 20;
 
-/// Most entries: each may hold a descriptor.
+/// Maximum number of entries: each may hold a descriptor.
 const ENTRIES_MAX: usize = 2048;
 
-/// How long it is believed that a file is still there.
+/// Time for which a file is assumed to exist.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// An entry that can be sent at once.
+/// An entry that can be sent immediately.
 pub struct Hot {
-    /// Its name.
+    /// The sum that identifies it.
     pub id: Id,
-    /// What is known of it.
+    /// Everything known about it except its body.
     pub meta: Meta,
-    /// The fields, for those who share them.
+    /// The fields, for responses that share them.
     pub fields: Rc<FieldList>,
     /// The body.
     pub body: HotBody,
-    /// By what the blocks of its file are checked, and which were; none if it is checked already, or cannot be.
+    /// Sums of the file's blocks and the blocks already checked; `None` if all are checked, or there are no sums.
     pub blocks: Option<Rc<Blocks>>,
-    /// How long the body is.
+    /// Length of the body.
     pub length: u64,
-    /// How long its file is.
+    /// Length of the file.
     pub size: u64,
-    /// When its file was seen last.
+    /// Time at which the file was last known to exist.
     pub seen: std::cell::Cell<Moment>,
 }
 
-/// Its body.
+/// The body of a [`Hot`] entry.
 pub enum HotBody {
     /// In memory.
     Memory(Bytes),
@@ -75,7 +75,7 @@ thread_local! {
     static HOT: RefCell<Generations> = RefCell::default();
 }
 
-/// The entry of this name in the cache that the number stands for.
+/// Finds an entry; `cache` is the identity of its zone.
 pub fn find(cache: usize, id: &Id) -> Option<Rc<Hot>> {
     let (found, gone) = HOT.with_borrow_mut(|hot| {
         let place = (cache, *id);
@@ -94,13 +94,13 @@ pub fn find(cache: usize, id: &Id) -> Option<Rc<Hot>> {
     found
 }
 
-/// Keeps an entry.
+/// Adds an entry.
 pub fn keep(cache: usize, id: Id, hot: Rc<Hot>) {
     let gone = HOT.with_borrow_mut(|generations| generations.add((cache, id), hot));
     drop(gone);
 }
 
-/// Forgets an entry.
+/// Removes an entry.
 pub fn forget(cache: usize, id: &Id) {
     let gone = HOT.with_borrow_mut(|hot| {
         let young = hot.young.remove(&(cache, *id));
@@ -115,7 +115,7 @@ pub fn forget(cache: usize, id: &Id) {
 type Generation = HashMap<(usize, Id), Rc<Hot>>;
 
 impl Generations {
-    /// What is returned is dropped without the borrow: files are closed then.
+    /// The caller drops the result after the borrow has ended, because that closes files.
     fn add(&mut self, place: (usize, Id), hot: Rc<Hot>) -> Option<(Option<Rc<Hot>>, Generation)> {
         let mut gone = Generation::new();
         if self.young_bytes + hot.cost() > BYTES_MAX / 2 || self.young.len() >= ENTRIES_MAX / 2 {

@@ -1,18 +1,18 @@
-//! The cache of responses: `proxy_cache` and its like. What an entry is, where it is found, how it comes and goes.
+//! The cache of responses: `proxy_cache` and its counterparts. Keys, entries, storage, lookup and eviction.
 //!
 //! ```text
 //!   policy     what may be stored, and for how long: pure functions over heads and `now`
-//!   key        what names an entry                    search     keys of what has No-Vary-Search
+//!   key        sums that identify entries             search     keys of responses with No-Vary-Search
 //!   sums       checks of a body, block by block       format     the file of an entry: a checked header
-//!   index      which entries there are, in memory     eviction   which one goes
-//!   fill       a response that comes, and is read     store      opening and writing files, in a pool
-//!   memory     what a worker keeps of the hot ones    purges     what was purged, by key, prefix and tag
+//!   index      all entries, in memory                 eviction   choice of the entry to evict
+//!   fill       a response that arrives, and is read   store      opening and writing files, in a pool
+//!   memory     a worker's most requested entries      purges     purges by key, prefix and tag
 //!   zone       all of it together, by the zone's name: looking up, committing, removing
 //!   journal    the index on disk, for a restart       services   loader, manager and purger
-//!   settings   what a configuration says
+//!   settings   the configuration
 //! ```
 //!
-//! Nothing here knows servers: `upstream/caching/` asks here before it asks them, and brings what they answer.
+//! Nothing here knows servers: `upstream/caching/` consults the cache before it asks a server, and stores the response.
 
 pub mod eviction;
 pub mod fill;

@@ -1,10 +1,10 @@
-//! What was purged by key, by prefix and by tag: everything older than the purge. A purge is answered at once, whatever
-//! the number of entries; they are found out when they are asked for, and the purger takes their files away.
+//! Purges by key, prefix and tag, each of which covers all entries older than itself. A purge is answered at once,
+//! whatever the number of entries: an entry is judged when it is requested, and the purger removes the files later.
 //!
-//! Purges of keys are there for what the index cannot tell: files that it does not know, variants, and what is being
-//! fetched. They are forgotten when neither can be any more ([`Purges::hard_keys_below`]).
+//! A purge by key is kept for entries outside of the index: unknown files, variants, and responses in flight. It is
+//! forgotten once none of these can exist ([`Purges::hard_keys_below`]).
 //!
-//! Bounded: beyond `PURGES_MAX` the oldest ones are joined into one of everything.
+//! Bounded: beyond `PURGES_MAX` the oldest purges are merged into one that covers everything.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -16,17 +16,17 @@ use super::journal::Record;
 use super::key::Id;
 use super::search::base_of;
 
-/// Most purges that are remembered.
+/// Maximum number of purges.
 const PURGES_MAX: usize = 10_000;
 
-/// What becomes of what was purged.
+/// Effect of the purges on an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// It was not.
+    /// The entry is not purged.
     Valid,
-    /// It counts as stale.
+    /// The entry is treated as stale.
     Stale,
-    /// It is gone.
+    /// The entry must not be used.
     Gone,
 }
 
@@ -38,11 +38,11 @@ struct Purge {
     stale: u64,
 }
 
-/// See the file's head.
+/// The purges of a cache, see the head of the file.
 #[derive(Default)]
 pub struct Purges {
     state: RwLock<State>,
-    /// Whether there are any: read by each request, which then need not write to the lock.
+    /// True if there are purges. Each request reads it, and need not write to the lock if there are none.
     are_any: AtomicBool,
 }
 
@@ -51,7 +51,7 @@ struct State {
     everything: Purge,
     keys: HashMap<Id, Purge>,
     tags: HashMap<u64, Purge>,
-    /// In order, so that those of a key are found without the others.
+    /// Sorted, so that the prefixes of a key are found without a full search.
     prefixes: BTreeMap<Box<[u8]>, Purge>,
 }
 
@@ -78,7 +78,7 @@ impl Purge {
 }
 
 impl Purges {
-    /// All entries up to this number that have the key are purged, variants included.
+    /// Purges all entries up to this number with the key, including variants.
     pub fn add_key(&self, key: &Id, number: u64, is_soft: bool) {
         self.change(|state| {
             state.keys.entry(*key).or_default().add(number, is_soft);
@@ -86,7 +86,7 @@ impl Purges {
         });
     }
 
-    /// All entries up to this number that have the tag are purged.
+    /// Purges all entries up to this number with the tag.
     pub fn add_tag(&self, tag: u64, number: u64, is_soft: bool) {
         self.change(|state| {
             state.tags.entry(tag).or_default().add(number, is_soft);
@@ -94,7 +94,7 @@ impl Purges {
         });
     }
 
-    /// All entries up to this number whose keys begin so are purged.
+    /// Purges all entries up to this number whose keys begin with the prefix.
     pub fn add_prefix(&self, prefix: &[u8], number: u64, is_soft: bool) {
         self.change(|state| {
             state.prefixes.entry(prefix.into()).or_default().add(number, is_soft);
@@ -108,7 +108,7 @@ impl Purges {
         self.are_any.store(!state.is_empty(), Ordering::Release);
     }
 
-    /// What became of an entry. `primary` is the sum of its key.
+    /// Effect on an entry. `primary` is the sum of its key.
     pub fn judge(&self, primary: &Id, key: &[u8], tags: &[u64], number: u64) -> Verdict {
         let state = self.state.read();
         let of_key = state.keys.get(primary).map_or(Verdict::Valid, |purge| purge.judge(number));
@@ -117,26 +117,26 @@ impl Purges {
         of_tags.fold(of_key.max(of_prefixes).max(state.everything.judge(number)), Verdict::max)
     }
 
-    /// What became of an entry of which no more than the sum of its key is known.
+    /// Effect on an entry of which only the sum of the key is known.
     pub fn judge_key(&self, primary: &Id, number: u64) -> Verdict {
         let state = self.state.read();
         let of_key = state.keys.get(primary).map_or(Verdict::Valid, |purge| purge.judge(number));
         of_key.max(state.everything.judge(number))
     }
 
-    /// Whether there are any.
+    /// True if there are no purges.
     pub fn is_empty(&self) -> bool {
         !self.are_any.load(Ordering::Acquire)
     }
 
-    /// How many there are that a look at every file carries out: those that are not soft alone.
+    /// Number of hard purges, which a walk over all files carries out.
     pub fn count_hard(&self) -> usize {
         let state = self.state.read();
         let named = state.keys.values().chain(state.tags.values()).chain(state.prefixes.values());
         named.chain([&state.everything]).filter(|purge| purge.gone > 0).count()
     }
 
-    /// All of them, for the journal.
+    /// All purges, as records for the journal.
     pub fn records(&self) -> Vec<Record> {
         let state = self.state.read();
         let mut records = Vec::new();
@@ -159,14 +159,14 @@ impl Purges {
         records
     }
 
-    /// Keys that were purged for good, and up to which number, if that is below this one; at most so many.
+    /// At most `most` keys with a hard purge below this number, with the numbers of these purges.
     pub fn hard_keys_below(&self, number: u64, most: usize) -> Vec<(Id, u64)> {
         let state = self.state.read();
         let below = state.keys.iter().filter(|(_, purge)| purge.gone > 0 && purge.gone < number && purge.stale == 0);
         below.map(|(id, purge)| (*id, purge.gone)).take(most).collect()
     }
 
-    /// No file of a key is older than this number, nor comes any: it need not be known any more that it was purged.
+    /// Forgets a purge: no file of the key is older than this number, and none will be.
     pub fn forget_key(&self, key: &Id, number: u64) {
         self.change(|state| {
             if state.keys.get(key).is_some_and(|purge| purge.gone.max(purge.stale) <= number) {
@@ -175,8 +175,8 @@ impl Purges {
         });
     }
 
-    /// All files have been looked at since this number, and nothing older is coming: what was purged before is gone.
-    /// What is stale is there for as long as somebody asks for it, so soft purges stay.
+    /// Forgets the hard purges up to this number: all files were checked since, and no older response is in flight.
+    /// Soft purges stay, because stale entries stay as long as they are requested.
     pub fn forget_hard_until(&self, number: u64) {
         let stays = |purge: &mut Purge| {
             if purge.gone <= number {
@@ -194,8 +194,8 @@ impl Purges {
 }
 
 impl State {
-    /// All purges of prefixes that a key has, as one. There may be ten thousand, of which a key has a few: each step
-    /// comes to the next shorter one that it has, or to where the two part.
+    /// All purges of prefixes of a key, merged. There may be ten thousand, of which only a few match: each step goes to
+    /// the next shorter matching prefix, or to the common part.
     fn prefixes_of(&self, key: &[u8]) -> Purge {
         let mut all = Purge::default();
         let mut most = key.len();
@@ -209,7 +209,7 @@ impl State {
                 most = shared;
             }
         }
-        // An entry with rules is of every query: all that begin as its path does are about it, too.
+        // An entry with rules stands for many queries, so all prefixes that begin with its path cover it too.
         if let Some(base) = base_of(key) {
             let from_base = (Bound::Included(base), Bound::Unbounded);
             let below = self.prefixes.range::<[u8], _>(from_base).take_while(|(prefix, _)| prefix.starts_with(base));
@@ -218,7 +218,7 @@ impl State {
         all
     }
 
-    /// The last prefix in the order that is not behind this text.
+    /// The last prefix that does not sort behind this text.
     fn up_to(&self, text: &[u8]) -> Option<(&[u8], Purge)> {
         let (prefix, purge) = self.prefixes.range::<[u8], _>((Bound::Unbounded, Bound::Included(text))).next_back()?;
         Some((prefix, *purge))
@@ -233,7 +233,7 @@ impl State {
     }
 }
 
-/// Keeps them within their bound: the older half become one of everything that is as old.
+/// Enforces the bound: the older half of the purges is merged into one that covers everything as old.
 fn join_oldest(state: &mut State) {
     if state.count() <= PURGES_MAX {
         return;
@@ -256,9 +256,9 @@ fn join_oldest(state: &mut State) {
     state.prefixes.retain(|_, purge| stays(purge));
 }
 
-/// A tag as it is kept.
+/// The hash of a tag.
 pub fn tag_hash(tag: &[u8]) -> u64 {
-    // Stored in files: the same in every process, whatever the machine.
+    // It is stored in files, so it must be the same in every process and on every machine.
     let sum = super::key::id_of(tag);
     u64::from_le_bytes(sum[..8].try_into().expect("eight bytes"))
 }
@@ -334,7 +334,7 @@ mod tests {
         purges.add_prefix(b"/a", 120, false);
         assert_eq!(purges.count_hard(), 2);
         purges.forget_hard_until(110);
-        // Nothing is left for another look but what is younger than the last one.
+        // Only the purge that is younger than the last walk is left.
         assert_eq!(purges.count_hard(), 1);
         let judge = |key: &str, tags: &[u64], number| purges.judge(&[0; 16], key.as_bytes(), tags, number);
         assert_eq!((judge("/", &[7], 90), judge("/", &[7], 91)), (Verdict::Stale, Verdict::Valid));

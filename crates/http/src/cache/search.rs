@@ -1,32 +1,33 @@
-//! Keys of what has `No-Vary-Search`: one for all queries between which there is no difference that matters.
+//! Keys for responses with `No-Vary-Search`: all equivalent queries have the same key.
 //!
 //! ```text
 //!   a request's key    http://a/x?b=2&utm=1           the mark's key   http://a/x? NUL no-vary-search NUL
 //!   an entry's key     http://a/x?b=2 NUL number NUL length of "http://a/x?"
 //! ```
 //!
-//! The *mark* says which rules hold for all that differs in the query alone; its number is in the keys of its entries,
-//! so that other rules come with other entries. No key of a request has a NUL and a number that it cannot know.
+//! The *mark* has the rules for all keys that differ in the query alone. Its number is in the keys of its entries, so
+//! that changed rules lead to new entries. No key of a request ends with a NUL and a number that its client cannot
+//! know.
 
 use super::policy::no_vary_search::SearchRules;
 
 /// The parts of a request's key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SearchKey {
-    /// What comes before the query, with its question mark.
+    /// The part before the query, including the question mark.
     before: Vec<u8>,
     query: Vec<u8>,
     after: Vec<u8>,
 }
 
 impl SearchKey {
-    /// That of these parts; `None` if the query is none that servers agree about.
+    /// Creates a key of these parts; `None` if the query has a `#`, which servers interpret differently.
     pub fn new(before: Vec<u8>, query: Vec<u8>, after: Vec<u8>) -> Option<SearchKey> {
         let is_plain = !before.contains(&b'#') && !query.contains(&b'#');
         is_plain.then_some(SearchKey { before, query, after })
     }
 
-    /// That of a target, behind the part of the key that comes before it.
+    /// The key of a target; `prefix` is the part of the key before it.
     pub fn of_target(prefix: &[u8], target: &[u8]) -> Option<SearchKey> {
         let (path, query) = split(target);
         SearchKey::new([prefix, path, b"?"].concat(), query.to_vec(), Vec::new())
@@ -37,7 +38,7 @@ impl SearchKey {
         [&self.before[..], b"\0no-vary-search\0", &self.after].concat()
     }
 
-    /// The key of an entry by the rules of the mark with this number; `None` if they do not say.
+    /// The key of an entry by the rules of the mark with this number; `None` if the query cannot be normalised.
     pub fn entry(&self, rules: &SearchRules, number: u64) -> Option<Vec<u8>> {
         let query = rules.normalise(&self.query)?;
         let length = self.before.len();
@@ -53,7 +54,7 @@ pub fn split(target: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// What comes before the query in the key of an entry with rules; `None` if it is another key.
+/// The part before the query in the key of an entry with rules; `None` for other keys.
 pub fn base_of(key: &[u8]) -> Option<&[u8]> {
     let (rest, end) = key.split_at_checked(key.len().checked_sub(26)?)?;
     if end[0] != 0 || end[17] != 0 {

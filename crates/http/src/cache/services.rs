@@ -1,13 +1,12 @@
-//! What goes on beside requests for each cache: its lock, its journal, the loader, the manager and the purger.
+//! Background work for each cache: its lock, its journal, the loader, the manager and the purger.
 //!
 //! ```text
-//!   read the journal ─► lock the directory ─► look at every file (loader) ─► now and then: make room, drop what nobody
-//!                                                                            asks for, write the journal, purge files
+//!   read the journal ─► lock the directory ─► visit every file (loader) ─► periodically: make room, remove inactive
+//!                                                                          entries, write the journal, purge files
 //! ```
 //!
-//! All of it is done in steps of a pool, as large as the path's parameters say, with pauses between them. A process
-//! that has not got the lock (an upgrade; a second server by mistake) uses the files and leaves the rest to the one
-//! that has.
+//! All of it runs in steps in a pool, with the sizes and pauses that the path's parameters give. A process without the
+//! lock (during an upgrade, or a second server by mistake) only uses the files.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, Permissions, ReadDir};
@@ -35,41 +34,40 @@ use super::purges::Verdict;
 use super::settings::{Pace, PathOptions};
 use super::store;
 
-/// How often the manager looks.
+/// Interval of the manager.
 const MANAGER_PERIOD: Duration = Duration::from_millis(500);
 
-/// How often a lock that another process has is tried.
+/// Interval of attempts to get a lock that another process holds.
 const LOCK_TRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// The file that is locked, and the journal: beside the entries.
+/// The lock file and the journal, in the directory of the cache.
 const LOCK_FILE: &str = ".gale.lock";
 const JOURNAL_FILE: &str = ".gale.journal";
 
-/// How much of a journal is read at once.
+/// Bytes of a journal read at once.
 const JOURNAL_STEP: usize = 4 << 20;
 
-/// How long a journal of which something is missing is left alone, before it is read once more: another process may be
-/// writing to it.
+/// Pause before an incomplete journal is read again: another process may be writing to it.
 const JOURNAL_READ_AGAIN: Duration = Duration::from_millis(100);
 
-/// How many entries of the index are looked at in one section.
+/// Entries of the index visited under one lock.
 const SWEEP_STEP: usize = 512;
 
-/// A file that was not completed, and that nobody has written for so long, is nobody's, whoever began it.
+/// An incomplete file that was not written to for this long is abandoned, whichever process began it.
 const ABANDONED_AFTER: Duration = Duration::from_secs(300);
 
-/// So many purges are worth a look at every file, whatever `purger` says: what is purged then need not be remembered.
-/// Soft ones are none of them: a look finds nothing to do for them, and would be repeated for ever.
+/// Number of hard purges that cause a walk over all files even with `purger=off`, after which they can be forgotten.
+/// Soft purges do not count: a walk does nothing for them and would be repeated for ever.
 const PURGES_MANY: usize = 5000;
 
-/// How much of a file the loader reads at first.
+/// Bytes of a file that the loader reads first.
 const HEADER_READ: usize = 4096;
 
-/// The services of a cache.
+/// The background service of a cache.
 pub struct CacheService {
     /// The cache.
     pub zone: Arc<CacheZone>,
-    /// What the configuration says of it.
+    /// The parameters of its path.
     pub options: PathOptions,
 }
 
@@ -77,10 +75,10 @@ impl Service for CacheService {
     async fn run(context: Context<Self>) {
         let zone = Arc::clone(&context.settings().zone);
         zone.set_options(context.settings().options.clone());
-        // From now on.
+        // Sets the time at which this process began.
         store::begun();
         let own = Arc::clone(&zone);
-        // Where the disk does not say it, blocks are as large as most are.
+        // If the disk does not tell, the usual block size is assumed.
         let asked = in_pool(&zone, move || {
             let noted = File::open(&own.directory.path).and_then(|open| note_directory(&own.directory.path, open));
             noted.and_then(|()| own.learn_block_size())
@@ -88,7 +86,7 @@ impl Service for CacheService {
         if context.unless_stopping(asked).await.is_none() {
             return;
         }
-        // Before anything is served: it says what was purged.
+        // Before anything is served, because the journal has the purges.
         let Some(seen) = context.unless_stopping(read_journal(&context, &zone, None)).await else { return };
         zone.set_ready();
         while let Some(lock) = context.unless_stopping(lock(&context, &zone)).await {
@@ -97,7 +95,7 @@ impl Service for CacheService {
             let is_lost = has_loaded && manage(&context, &zone, &lock).await;
             zone.set_managed(false);
             if !is_lost {
-                // Whoever comes next finds it all.
+                // The next process finds the complete journal.
                 flush_journal(&context, &zone, false).await;
                 return;
             }
@@ -111,7 +109,7 @@ impl Service for CacheService {
     }
 }
 
-/// Does something that may block, for this cache.
+/// Runs a task that may block, for this cache.
 async fn in_pool<T: Send + 'static>(zone: &CacheZone, task: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     Ok(default_pool().run_for(likely_device(&zone.directory.path), task).await?)
 }
@@ -126,7 +124,7 @@ async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> Arc<Fil
             options.read(true).truncate(false);
             let path = directory.join(LOCK_FILE);
             let mut file = match options.open(&path) {
-                // Somebody has removed it.
+                // The directory was removed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     fs::DirBuilder::new().mode(0o700).create(&directory)?;
                     options.open(&path)?
@@ -162,9 +160,9 @@ async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> Arc<Fil
     }
 }
 
-/// Brings what is on disk into the index: the journal at once, then every file in its turn.
+/// Loads the index from disk: first the journal, then every file.
 async fn load(context: &Context<CacheService>, zone: &Arc<CacheZone>, seen: Option<Seen>) {
-    // Another process may have written to it until a moment ago.
+    // Another process may have written to it until now.
     read_journal(context, zone, seen).await;
     flush_journal(context, zone, true).await;
     let mut walk = Walk::new(zone.directory.path.clone());
@@ -195,11 +193,11 @@ async fn load(context: &Context<CacheService>, zone: &Arc<CacheZone>, seen: Opti
     context.log(Level::Notice, message);
 }
 
-/// A journal that was read to its end: which file, and its length. Whoever writes to it changes one of them.
+/// Inode and length of a journal that was read to its end. A writer changes one of them.
 type Seen = (u64, u64);
 
-/// Reads the journal, unless it is as it was `seen`. What it does not have is found by the loader; what it does not
-/// have of purges is made up for by one of everything.
+/// Reads the journal, unless it still is as `seen`. The loader finds missing entries; for missing purges everything is
+/// purged.
 async fn read_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, seen: Option<Seen>) -> Option<Seen> {
     let name = &zone.name;
     for is_last in [false, true] {
@@ -243,13 +241,13 @@ async fn read_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, se
     None
 }
 
-/// Does again what the journal says. `None`: there is none, or it was `seen` already.
+/// Replays the journal. `None` if there is none, or it still is as `seen`.
 async fn read_whole_journal(zone: &Arc<CacheZone>, seen: Option<Seen>) -> io::Result<Option<(Seen, Outcome)>> {
     let own = Arc::clone(zone);
     let Some(mut reading) = in_pool(zone, move || Reading::open(&own.directory.path, seen)).await?? else {
         return Ok(None);
     };
-    // The same file throughout: another process may put a new one in its place.
+    // Keeps one file open: another process may put a new one in its place.
     loop {
         let own = Arc::clone(zone);
         let is_end;
@@ -260,7 +258,7 @@ async fn read_whole_journal(zone: &Arc<CacheZone>, seen: Option<Seen>) -> io::Re
     }
 }
 
-/// A journal that is being read.
+/// A journal being read.
 struct Reading {
     file: File,
     inode: u64,
@@ -279,7 +277,7 @@ impl Reading {
         Ok((!is_seen).then(|| Reading { file, inode, length: 0, scan: Scan::default() }))
     }
 
-    /// Reads some of it. True at the end.
+    /// Reads a part. Returns true at the end.
     fn step(&mut self, zone: &Arc<CacheZone>) -> io::Result<bool> {
         let mut bytes = Vec::with_capacity(JOURNAL_STEP);
         (&self.file).take(JOURNAL_STEP as u64).read_to_end(&mut bytes)?;
@@ -294,7 +292,7 @@ fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Writes what has changed to the journal; all of the index to a new one, if that is due.
+/// Writes pending changes to the journal, or the whole index to a new one if that is due.
 async fn flush_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, is_anew: bool) {
     let is_anew = is_anew || zone.journal_is_long();
     let own = Arc::clone(zone);
@@ -306,11 +304,11 @@ async fn flush_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, i
     }
 }
 
-/// Appends what has changed to the journal, where that may block. If that fails the manager writes it anew: all that it
-/// would have is in memory, and a record behind a torn one is read by nobody.
+/// Appends pending changes to the journal; may block. If that fails the manager rewrites the journal from memory,
+/// because records behind a torn one cannot be read.
 ///
 /// # Errors
-/// The disk's.
+/// Those of the disk.
 pub fn append_journal(zone: &CacheZone) -> io::Result<()> {
     let _turn = zone.journal_turn();
     if zone.journal_is_torn() {
@@ -328,25 +326,24 @@ pub fn append_journal(zone: &CacheZone) -> io::Result<()> {
     written
 }
 
-/// Options to create the directory's own files. They are for this user alone: an older journal brings purged responses
-/// back.
+/// Options to create Gale's own files in the directory. They are private to the user: an old journal could bring purged
+/// responses back.
 fn own_file() -> OpenOptions {
     let mut options = File::options();
     options.write(true).create(true).mode(0o600);
     options
 }
 
-/// Takes a file from others that an earlier version has created for all to read and write.
+/// Makes a file private that an earlier version created readable and writable for all.
 fn take_from_others(file: &File) {
     let mode = file.metadata().map_or(0, |metadata| metadata.permissions().mode());
     if mode & 0o077 != 0 {
-        // Refused where the file has another owner.
+        // Fails if the file has another owner.
         let _ = file.set_permissions(Permissions::from_mode(mode & 0o700));
     }
 }
 
-/// Appends to the journal with this path. That there are purges is written before they are: none is ever missing
-/// without notice.
+/// Appends to the journal. The account is written before the purges, so that a missing purge is always detected.
 fn append(path: &Path, changes: &Changes) -> io::Result<()> {
     let file = own_file().truncate(false).open(path)?;
     take_from_others(&file);
@@ -364,15 +361,15 @@ fn append(path: &Path, changes: &Changes) -> io::Result<()> {
     file.write_all_at(&changes.bytes, end).inspect_err(|_| _ = file.set_len(end))
 }
 
-/// Has a pool write what must not be lost, whatever becomes of this process.
+/// Writes pending changes in a pool, so that they survive the end of this process.
 pub fn write_soon(zone: &Arc<CacheZone>) {
     let own = Arc::clone(zone);
-    // Refused, or if it fails, the manager writes it.
+    // If the pool refuses or the write fails, the manager writes them.
     let _ = default_pool().detach(likely_device(&zone.directory.path).writes(), move || drop(append_journal(&own)));
 }
 
-/// As [`write_soon`], and waits for that, but no longer than `patience`: the disk may hang. False if it is not written
-/// then; the manager writes it in any case.
+/// Like [`write_soon`], but waits for the write for at most `patience`, because the disk may hang. False if it has not
+/// been written by then; the manager writes it in any case.
 pub async fn write_now(zone: &Arc<CacheZone>, patience: Duration) -> bool {
     if !zone.disk.may_try(gale_runtime::now()) {
         return false;
@@ -380,7 +377,7 @@ pub async fn write_now(zone: &Arc<CacheZone>, patience: Duration) -> bool {
     let own = Arc::clone(zone);
     let task = default_pool()
         .run_for(likely_device(&zone.directory.path).writes(), move || own.disk.watch(|| append_journal(&own)));
-    // It may have waited for the pool, or for a journal that is written anew: that says nothing about the disk.
+    // A timeout may be due to the pool or to a rewrite of the journal, so it tells nothing about the disk.
     matches!(timeout(patience, task).await, Ok(Ok(Ok(()))))
 }
 
@@ -388,12 +385,12 @@ fn write_journal(zone: &CacheZone) -> io::Result<()> {
     let path = zone.directory.path.join(JOURNAL_FILE);
     let new = zone.directory.path.join(format!("{JOURNAL_FILE}.new"));
     let _turn = zone.journal_turn();
-    // Until it is there, what has changed is nowhere but in memory.
+    // Until the new journal is in place, the pending changes are only in memory.
     zone.note_torn_journal();
-    // What changes from here on follows.
+    // Later changes follow the new journal.
     drop(zone.take_changes());
     let new_file = own_file().truncate(true).open(&new)?;
-    // One that a process has left which was killed.
+    // The file may be left from a process that was killed.
     take_from_others(&new_file);
     let mut file = io::BufWriter::with_capacity(1 << 20, new_file);
     let mut count = 0;
@@ -422,7 +419,7 @@ fn write_journal(zone: &CacheZone) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the directory's lock is still the file that this process has locked; yes, where the disk does not say.
+/// True if the directory's lock is still the file that this process has locked, or the disk cannot tell.
 async fn is_locked(zone: &Arc<CacheZone>, lock: &Arc<File>) -> bool {
     let (path, lock) = (zone.directory.path.join(LOCK_FILE), Arc::clone(lock));
     let is_same = in_pool(zone, move || match (fs::metadata(path), lock.metadata()) {
@@ -433,7 +430,7 @@ async fn is_locked(zone: &Arc<CacheZone>, lock: &Arc<File>) -> bool {
     is_same.await.unwrap_or(true)
 }
 
-/// Keeps the cache within its bounds until the service is to end. True if the lock has gone before, and all the
+/// Keeps the cache within its bounds until the service stops. Returns true if the lock was removed before, and the
 /// directory with it.
 async fn manage(context: &Context<CacheService>, zone: &Arc<CacheZone>, lock: &Arc<File>) -> bool {
     let mut swept = Instant::now();
@@ -480,7 +477,7 @@ async fn keep_within_bounds(context: &Context<CacheService>, zone: &Arc<CacheZon
     }
 }
 
-/// Takes out what nobody has asked for.
+/// Removes entries that were not requested for `inactive`.
 async fn sweep_inactive(context: &Context<CacheService>, zone: &Arc<CacheZone>, options: &PathOptions) {
     let now = unix_now();
     let oldest = now.saturating_sub(options.inactive.as_secs());
@@ -504,7 +501,7 @@ async fn sweep_inactive(context: &Context<CacheService>, zone: &Arc<CacheZone>, 
     }
 }
 
-/// `min_free`: removes as much as is missing, and looks again when the manager comes next.
+/// `min_free`: removes as many files as needed, up to the manager's limit for one run.
 async fn keep_free(zone: &Arc<CacheZone>, options: &PathOptions) {
     let (least, most) = (options.min_free, options.manager.files);
     loop {
@@ -516,9 +513,9 @@ async fn keep_free(zone: &Arc<CacheZone>, options: &PathOptions) {
     }
 }
 
-/// Looks at every file, and removes what was purged.
+/// Visits every file and removes purged ones.
 async fn purge_files(context: &Context<CacheService>, zone: &Arc<CacheZone>, pace: Pace) {
-    // Purges after this one are about files that the walk may have passed by.
+    // Later purges may cover files that the walk has already passed.
     let number = zone.next_number();
     let mut walk = Walk::new(zone.directory.path.clone());
     while !walk.is_done {
@@ -536,7 +533,7 @@ async fn purge_files(context: &Context<CacheService>, zone: &Arc<CacheZone>, pac
             return;
         }
     }
-    // What was asked for before the purge, and comes now, is judged by it.
+    // Responses requested before the purge may still arrive, and are judged by it.
     zone.purges.forget_hard_until(number.min(zone.oldest_in_flight() - 1));
 }
 
@@ -553,7 +550,7 @@ impl Walk {
         Walk { waiting: vec![root], current: None, foreign: 0, is_done: false }
     }
 
-    /// Looks at some files.
+    /// Visits some files.
     fn step(&mut self, zone: &Arc<CacheZone>, pace: Pace, purges: bool) {
         let began = Instant::now();
         let mut files = 0;
@@ -586,7 +583,7 @@ impl Walk {
     }
 }
 
-/// Looks at a file. False if it is none of Gale's.
+/// Visits a file. False if it is not Gale's.
 fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool {
     let name = name.as_bytes();
     if name.starts_with(b".gale.") {
@@ -597,7 +594,7 @@ fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool
         return remove_abandoned(path, &name[32..]);
     }
     if zone.path_of(&id) != path {
-        // Of other levels: nobody finds it there.
+        // With other levels: it is never found at this path.
         return false;
     }
     if !purges && zone.index.with(&id, |entry| entry.is_some_and(|entry| entry.kind == Kind::Stored)) {
@@ -628,7 +625,7 @@ fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool
     zone.counters.loaded.fetch_add(1, Relaxed);
     let now = unix_now();
     if meta.status == format::SEARCHES {
-        // Purged, or one too many: the file stays until it is found again.
+        // Purged, or the table is full: the file stays until it is found again.
         let _ = zone.note_search(&id, &meta.variant, meta.variant_number, Some(size), now);
         return true;
     }
@@ -643,7 +640,7 @@ fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool
     true
 }
 
-/// Whether a file has the length that its header says.
+/// True if a file has the length that its header gives.
 fn is_whole(header: &format::Header, size: u64) -> bool {
     size == header.file_length()
 }
@@ -665,8 +662,8 @@ fn read_header(path: &Path) -> io::Result<HeaderRead> {
     })
 }
 
-/// Removes what a process has begun that is no more: whoever manages the directory knows that of what another process
-/// has not written to since this one is there. False if it is no file of ours.
+/// Removes an incomplete file of a process that has ended. The process that holds the lock may conclude that if another
+/// process began the file and has not written to it since this one started. False if the file is not Gale's.
 fn remove_abandoned(path: &Path, suffix: &[u8]) -> bool {
     let digits = suffix.strip_prefix(b".").filter(|digits| digits.len() == 10);
     let number = digits.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
@@ -690,7 +687,7 @@ mod tests {
         Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 64 * 1024))
     }
 
-    /// Does again what the journal of a zone's directory says.
+    /// Replays the journal of a zone's directory.
     fn read(zone: &Arc<CacheZone>) -> Outcome {
         let mut reading = Reading::open(&zone.directory.path, None).unwrap().unwrap();
         while !reading.step(zone).unwrap() {}
@@ -705,7 +702,7 @@ mod tests {
         first.set_managed(true);
         let purge = |tag| first.purge_all([Record::PurgedTag { tag, number: 100 + tag, is_soft: false }]);
         let journal = directory.join(JOURNAL_FILE);
-        // Into no file, into one that is there, and into one that was written anew.
+        // Appends to a missing file, to an existing one, and to a rewritten one.
         purge(1);
         append_journal(&first).unwrap();
         purge(2);
@@ -725,7 +722,7 @@ mod tests {
     fn a_purge_that_could_not_be_written_is_in_the_journal_that_is_written_next() {
         let directory = std::env::temp_dir().join(format!("gale-journal-{}", std::process::id()));
         let journal = directory.join(JOURNAL_FILE);
-        // What is in the way of the file.
+        // A directory in place of the file.
         fs::create_dir_all(&journal).unwrap();
         let first = zone(&directory);
         first.set_managed(true);
@@ -733,7 +730,7 @@ mod tests {
         purge(1);
         assert!(append_journal(&first).is_err() && first.journal_is_long());
         fs::remove_dir(&journal).unwrap();
-        // Nothing comes behind what is torn.
+        // No record is appended to a torn journal.
         purge(2);
         assert!(append_journal(&first).is_err() && !journal.exists());
         write_journal(&first).unwrap();

@@ -1,4 +1,4 @@
-//! What a configuration says about caches: of each path, and of each location.
+//! Settings of caches: of each path, and of each location.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache_path>)
 
 use std::path::PathBuf;
@@ -18,18 +18,18 @@ use super::zone::CacheZone;
 use crate::request::Request;
 use crate::request::variables::template::{Template, any_is_true};
 
-/// `proxy_cache_path`: where a cache is, and how much of it there may be.
+/// `proxy_cache_path`: the place of a cache and its bounds.
 pub struct CachePath {
     /// The name of its zone.
     pub name: BString,
-    /// What goes on over a reload.
+    /// The cache itself, which continues over a reload.
     pub cache: Arc<CacheZone>,
 }
 
 /// The parameters of a path that a reload may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathOptions {
-    /// `inactive`: what nobody asks for goes after so long.
+    /// `inactive`: time after which an entry that is not requested is removed.
     pub inactive: Duration,
     /// `max_size` in bytes.
     pub max_size: u64,
@@ -39,20 +39,20 @@ pub struct PathOptions {
     pub manager: Pace,
     /// `loader_files`, `loader_sleep`, `loader_threshold`
     pub loader: Pace,
-    /// `purger`: whether files of what was purged are looked for.
+    /// `purger`: remove files of purged entries in the background.
     pub purger: bool,
     /// `purger_files`, `purger_sleep`, `purger_threshold`
     pub purging: Pace,
 }
 
-/// How much a service does at once.
+/// The size of a service's steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Files in a step.
+    /// Files per step.
     pub files: u64,
     /// The pause after a step.
     pub sleep: Duration,
-    /// How long a step may take.
+    /// Maximum duration of a step.
     pub threshold: Duration,
 }
 
@@ -79,29 +79,29 @@ impl Default for PathOptions {
 /// The directory of a cache, and its levels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheDirectory {
-    /// The directory.
+    /// The path of the directory.
     pub path: PathBuf,
     /// `levels`
     pub levels: Levels,
 }
 
-/// `proxy_cache`: which cache a location has.
+/// `proxy_cache`: the cache of a location.
 #[derive(Clone)]
 pub enum CacheChoice {
     /// `off`
     Off,
-    /// The one of this zone.
+    /// The cache of this zone.
     Zone(ZoneRef<CachePath>),
-    /// The one of the zone that this names; none if that is empty or `off`.
+    /// The cache of the zone with the evaluated name; none if that is empty or `off`.
     Named(Template),
 }
 
-/// `proxy_cache_valid`: for how long responses of some status are fresh.
+/// `proxy_cache_valid`: lifetime of responses with a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Valid {
     /// The status, 0 for any.
     pub status: u16,
-    /// For how long, in seconds.
+    /// Lifetime, in seconds.
     pub seconds: u32,
 }
 
@@ -110,31 +110,31 @@ pub struct Valid {
 pub struct CacheKey {
     /// The text.
     pub template: Template,
-    /// It has what tells users apart: no response to one reaches another.
+    /// True if the key distinguishes users, so that no response to one user reaches another.
     pub tells_users: bool,
-    /// It has `$slice_range`: a part of a response has a key of its own.
+    /// True if the key contains `$slice_range`, so that each part of a response has its own key.
     pub tells_slices: bool,
-    /// Where the query is in it, if that is a place of its own.
+    /// Position of the query in the key, if it is separate.
     pub search: Option<QueryInKey>,
 }
 
-/// Where a key has the query.
+/// Position of the query in a key.
 #[derive(Clone)]
 pub struct QueryInKey {
-    /// What comes before it.
+    /// The part before it.
     pub before: Template,
-    /// The query, or the target that it is the end of.
+    /// The query, or the target that ends with it.
     pub query: Template,
-    /// `query` has the path, too.
+    /// True if `query` includes the path.
     pub has_path: bool,
-    /// The question mark is there only if there is a query.
+    /// True if the question mark is only there with a query.
     pub lacks_mark: bool,
-    /// What comes behind it.
+    /// The part behind it.
     pub after: Template,
 }
 
 impl QueryInKey {
-    /// A request's key by its parts.
+    /// The parts of a request's key.
     pub fn key(&self, request: &Request) -> Option<SearchKey> {
         let mut before = self.before.evaluate(request);
         let mut query = self.query.evaluate(request);
@@ -150,12 +150,12 @@ impl QueryInKey {
     }
 }
 
-/// What a location says about its cache. The names are those of the directives, without the prefix of their module.
+/// Cache settings of a location. The names are those of the directives, without the prefix of their module.
 #[derive(Default)]
 pub struct CacheSettings {
     /// `cache`
     pub choice: Setting<CacheChoice>,
-    /// Every cache that the block has, for names with variables.
+    /// All caches of the block, for names with variables.
     pub paths: Setting<Vec<ZoneRef<CachePath>>>,
     /// `cache_key`
     pub key: Setting<CacheKey>,
@@ -191,27 +191,27 @@ pub struct CacheSettings {
     pub no_vary_search: Setting<bool>,
     /// `cache_normalize_language`
     pub normalize_language: Setting<bool>,
-    /// `cache_disk_timeout`: how long a request waits for its disk.
+    /// `cache_disk_timeout`: maximum time for which a request waits for the disk.
     pub disk_timeout: Setting<Duration>,
     /// `cache_purge`
     pub purge: Setting<Vec<Vec<Template>>>,
     /// `cache_purge_soft`
     pub purge_soft: Setting<bool>,
-    /// `cache_tag_header`: the field of responses that has their tags.
+    /// `cache_tag_header`: name of the response field with the tags.
     pub tag_header: Setting<BString>,
-    /// `cache_purge_tags`: the tags that a purge is about.
+    /// `cache_purge_tags`: the tags to purge.
     pub purge_tags: Setting<Template>,
-    /// `cache_status_header`: the name that `Cache-Status` has for this cache.
+    /// `cache_status_header`: name of this cache in `Cache-Status`.
     pub status_name: Setting<BString>,
 }
 
 impl CacheSettings {
-    /// Whether a cache is configured.
+    /// True if a cache is configured.
     pub fn is_on(&self) -> bool {
         self.choice.get_opt().is_some_and(|choice| !matches!(choice, CacheChoice::Off))
     }
 
-    /// Whether requests with this method are looked for.
+    /// True if requests with this method are looked up.
     pub fn takes(&self, method: Method) -> bool {
         self.is_on()
             && match method {
@@ -220,18 +220,18 @@ impl CacheSettings {
             }
     }
 
-    /// Whether the key tells users apart.
+    /// True if the key distinguishes users.
     pub fn key_tells_users(&self) -> bool {
         self.key.get_opt().is_some_and(|key| key.tells_users)
     }
 
-    /// Whether the key tells slices apart.
+    /// True if the key distinguishes slices.
     pub fn key_tells_slices(&self) -> bool {
         self.key.get_opt().is_some_and(|key| key.tells_slices)
     }
 
-    /// A request's key by its parts, if its query may not matter: `No-Vary-Search` is followed, and the key has a place
-    /// for the query.
+    /// The parts of a request's key, if its query may be normalised: `No-Vary-Search` is on, and the query has a
+    /// position of its own in the key.
     pub fn search_key(&self, request: &Request) -> Option<SearchKey> {
         if !*self.no_vary_search.get() {
             return None;
@@ -239,19 +239,19 @@ impl CacheSettings {
         self.key.get_opt()?.search.as_ref()?.key(request)
     }
 
-    /// For how long `cache_valid` says that a response with this status is fresh, in seconds.
+    /// Lifetime that `cache_valid` gives to a status, in seconds.
     pub fn valid_for(&self, status: u16) -> Option<u32> {
         let rows = self.valid.get_opt()?;
         rows.iter().flatten().find(|valid| valid.status == 0 || valid.status == status).map(|valid| valid.seconds)
     }
 }
 
-/// Whether one of the conditions holds: a text that is neither empty nor `0`.
+/// True if one of the conditions holds: a text that is neither empty nor `0`.
 pub fn holds(conditions: &Setting<Vec<Vec<Template>>>, request: &Request) -> bool {
     conditions.get_opt().is_some_and(|conditions| conditions.iter().any(|texts| any_is_true(texts, request)))
 }
 
-/// A method's bit.
+/// The bit of a method.
 pub fn method_bit(method: Method) -> u32 {
     match method {
         Method::Get => 1,

@@ -1,9 +1,8 @@
-//! Files of entries: opened, checked and written where that may block.
+//! Files of entries: opening, checking and writing them, which may block.
 //!
-//! A file comes to be beside its place and gets its name when it is whole. What is opened is an entry only if its
-//! header is whole, its key is the one that was asked for, and its length fits; the sum of a body of up to 256 KiB is
-//! checked, too. A longer one has sums of its blocks, by which whoever reads it checks it (`sums.rs`). Nothing here
-//! runs on a loop.
+//! A file is written under a temporary name and renamed when it is complete. An opened file is accepted only if its
+//! header is complete, its key is the requested one, and its length is right; for a body of up to 256 KiB the sum is
+//! checked too. A longer body has sums of its blocks, which the reader checks (`sums.rs`). Nothing here runs on a loop.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, IoSlice};
@@ -22,35 +21,35 @@ use super::format::{self, BodySum, Header, Meta, Unreadable};
 use super::sums::{Blocks, Summing, Sums, WHOLE_MAX};
 use crate::files::delivery::SENDFILE_MIN;
 
-/// Bodies up to this length are read with their header, checked, and kept in memory when they are asked for often.
-/// Longer ones are cheaper sent from their files.
+/// Bodies up to this length are read with their header, checked, and kept in memory if they are requested often. Longer
+/// ones are cheaper to send from their files.
 pub const SMALL_BODY: u64 = SENDFILE_MIN - 1;
 
-/// How much of a file is read at first.
+/// Bytes of a file that are read first.
 const FIRST_READ: usize = 80 * 1024;
 
-/// An entry that was opened.
+/// An entry whose file was opened.
 pub struct Opened {
-    /// What its file says.
+    /// The header of the file.
     pub header: Header,
     /// The body, if it is small.
     pub body: Option<Bytes>,
-    /// By what its body is checked, if it has a sum for each block.
+    /// Sums that the body is checked with, if it has one for each block.
     pub blocks: Option<Blocks>,
     /// The file.
     pub file: File,
 }
 
-/// Why there is no entry.
+/// Reason for which an entry cannot be used.
 #[derive(Debug)]
 pub enum OpenError {
     /// There is no file.
     Missing,
-    /// The file is none of Gale's.
+    /// The file was not written by Gale.
     Foreign,
-    /// The file is not what was written.
+    /// The file is not as it was written.
     Damaged(&'static str),
-    /// The disk says no.
+    /// An error of the disk.
     Io(io::Error),
 }
 
@@ -79,7 +78,7 @@ pub fn open(path: &Path) -> Result<Opened, OpenError> {
     })
 }
 
-/// Checks what was read of a file; `more` reads on up to a length.
+/// Checks the bytes read so far; `more` reads on, up to a length.
 fn check(
     file: File,
     mut bytes: Vec<u8>,
@@ -121,7 +120,7 @@ fn check(
     Ok(Opened { header, body, blocks, file })
 }
 
-/// Reads the sums of the blocks.
+/// Reads and checks the table of block sums.
 fn read_table(file: &File, header: &Header, place: Range<u64>) -> Result<Blocks, OpenError> {
     let mut table = vec![0; (place.end - place.start) as usize];
     read_exact(file, &mut table, place.start)?;
@@ -144,7 +143,7 @@ fn read_exact(file: &File, into: &mut [u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A file that is whole, and has not got its name yet. Dropped, it goes.
+/// A complete file under its temporary name. Dropping it removes the file.
 pub struct Unnamed {
     temporary: PathBuf,
     size: u64,
@@ -156,15 +155,15 @@ impl Unnamed {
         Unnamed { temporary, size, is_named: false }
     }
 
-    /// How long it is, in bytes.
+    /// Length of the file, in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Gives it its name. What has that and is none of Gale's stays: nginx's, say.
+    /// Renames the file to `path`. A file there that was not written by Gale, such as nginx's, stays.
     ///
     /// # Errors
-    /// The disk's; nothing is left of the file then.
+    /// Those of the disk; the file is removed then.
     pub fn publish(mut self, path: &Path) -> io::Result<()> {
         match rustix::fs::renameat_with(CWD, &self.temporary, CWD, path, RenameFlags::NOREPLACE) {
             Ok(()) => {
@@ -174,7 +173,7 @@ impl Unnamed {
             Err(rustix::io::Errno::EXIST) if !is_ours(path)? => {
                 return Err(io::Error::other("a file not written by Gale has its name"));
             }
-            // Not every file system knows the flag.
+            // Some file systems do not support the flag.
             Err(rustix::io::Errno::EXIST | rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {}
             Err(error) => return Err(error.into()),
         }
@@ -195,7 +194,7 @@ impl Drop for Unnamed {
 /// Writes an entry that is in memory.
 ///
 /// # Errors
-/// The disk's; nothing is left of the file then.
+/// Those of the disk; the file is removed then.
 pub fn write(path: &Path, meta: &Meta, body: &[Bytes], number: u32) -> io::Result<Unnamed> {
     let length = body.iter().map(|piece| piece.len() as u64).sum();
     let header_length = format::header_length(meta);
@@ -224,38 +223,38 @@ fn write_all<'p>(mut file: &std::fs::File, pieces: impl Iterator<Item = &'p [u8]
     Ok(())
 }
 
-/// When this process began to use caches, as file systems tell it.
+/// The time at which this process began to use caches, for comparison with times of files.
 pub fn begun() -> SystemTime {
     static BEGUN: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
     *BEGUN
 }
 
-/// Which half of the numbers of temporary files is this process's. Two processes may have the same by accident: then
-/// what one of them leaves is found later.
+/// The upper half of all numbers of this process's temporary files. Two processes may have the same by accident: then
+/// files that one of them abandons are found later.
 static OWN_NUMBERS: LazyLock<u32> = LazyLock::new(|| RandomState::new().hash_one(begun()) as u32 & 0xFFFF_0000);
 
-/// A number for the name of a temporary file.
+/// Returns a number for the name of a temporary file.
 pub fn new_number() -> u32 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     *OWN_NUMBERS | u32::from(NEXT.fetch_add(1, Relaxed))
 }
 
-/// Whether a temporary file's number is one of this process's.
+/// True if the number of a temporary file is one of this process.
 pub fn is_own_number(number: u32) -> bool {
     number & 0xFFFF_0000 == *OWN_NUMBERS
 }
 
-/// The name under which a file comes to be.
+/// The temporary name of a file.
 pub fn temporary(path: &Path, number: u32) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{number:010}"));
     name.into()
 }
 
-/// Creates a file beside the place that it is for, with the directories that are missing.
+/// Creates a file beside its place, with missing directories.
 ///
 /// # Errors
-/// The disk's.
+/// Those of the disk.
 pub fn create(path: &Path, number: u32) -> io::Result<(std::fs::File, PathBuf)> {
     use std::os::unix::fs::OpenOptionsExt;
     let temporary = temporary(path, number);
@@ -273,17 +272,17 @@ pub fn create(path: &Path, number: u32) -> io::Result<(std::fs::File, PathBuf)> 
     Ok((file, temporary))
 }
 
-/// Reads leave the time of access of a file of our own alone, so that a loop that reads it does not wait for the
-/// journal.
+/// Stops reads from updating the access time of a file, so that a loop that reads it does not wait for the file
+/// system's journal.
 pub fn keep_access_time(file: &std::fs::File) {
-    // Refused where owners are changed: then its reads are as those of any file.
+    // Fails if the file has another owner: its reads then update the time.
     let _ = rustix::fs::fcntl_setfl(file, OFlags::NOATIME);
 }
 
-/// Completes a file whose body, of this length and with these sums, was written: its end, then its header.
+/// Completes a file after its body was written, with this length and these sums: writes the end, then the header.
 ///
 /// # Errors
-/// The disk's; nothing is left of the file then.
+/// Those of the disk; the file is removed then.
 pub fn complete(
     file: &File,
     temporary: PathBuf,
@@ -312,10 +311,10 @@ fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a file is one of Gale's, or empty, or gone.
+/// True if a file was written by Gale, or is empty or missing.
 ///
 /// # Errors
-/// The disk's.
+/// Those of the disk.
 pub fn is_ours(path: &Path) -> io::Result<bool> {
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
@@ -330,7 +329,7 @@ pub fn is_ours(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Takes the file of an entry away, if it is one of Gale's.
+/// Removes the file of an entry, if it was written by Gale.
 pub fn remove(path: &Path) -> io::Result<()> {
     if !is_ours(path)? {
         return Ok(());
@@ -341,10 +340,10 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The number of the entry in a file; `None` if there is no file, or none of Gale's that can be read.
+/// The number of the entry in a file; `None` if the file is missing, unreadable, or not written by Gale.
 ///
 /// # Errors
-/// The disk's.
+/// Those of the disk.
 pub fn number_of(path: &Path) -> io::Result<Option<u64>> {
     match open(path) {
         Ok(opened) => Ok(Some(opened.header.meta.number)),
@@ -353,18 +352,18 @@ pub fn number_of(path: &Path) -> io::Result<Option<u64>> {
     }
 }
 
-/// Another header for the file of an entry, whose body stays: after a 304.
+/// A new header for a file whose body stays, after a 304.
 pub enum Renewal {
-    /// It fits into the place of the one before.
+    /// The header fits into the old one's place.
     InFile(Vec<u8>),
-    /// It does not: a copy of the file has it.
+    /// It does not fit; a copy of the file has it.
     Copy(Unnamed),
 }
 
-/// Prepares another header for a file that was opened.
+/// Prepares a new header for an opened file.
 ///
 /// # Errors
-/// The disk's; `InvalidData` if the body has to be copied and is damaged.
+/// Those of the disk; `InvalidData` if the body has to be copied and is damaged.
 pub fn prepare_renewal(path: &Path, opened: &Opened, meta: &Meta, number: u32) -> io::Result<Renewal> {
     let Opened { header, file, .. } = opened;
     let length = format::header_length(meta);
@@ -373,9 +372,9 @@ pub fn prepare_renewal(path: &Path, opened: &Opened, meta: &Meta, number: u32) -
     }
     let (copy, temporary) = create(path, number)?;
     let mut unnamed = Unnamed::new(temporary, 0);
-    // If this process ends here, the next one knows whose it is.
+    // If this process ends here, the next one can recognise the file as Gale's.
     copy.write_all_at(format::MAGIC, 0)?;
-    // Behind a longer header the same bytes are in other blocks.
+    // A longer header moves the body's bytes into other blocks.
     let (mut before, mut after) = (Summing::new(header.header_length), Summing::new(length));
     let mut buffer = vec![0; 256 * 1024];
     let mut done = 0;
@@ -398,11 +397,11 @@ pub fn prepare_renewal(path: &Path, opened: &Opened, meta: &Meta, number: u32) -
 }
 
 impl Renewal {
-    /// Puts it in place and returns its length. `None`: the file that was opened has its name no more, since another
-    /// process has removed or replaced it.
+    /// Puts the header in place and returns the file's length. `None` if another process has removed or replaced the
+    /// opened file.
     ///
     /// # Errors
-    /// The disk's.
+    /// Those of the disk.
     pub fn publish(self, path: &Path, opened: &Opened) -> io::Result<Option<u64>> {
         let named = match std::fs::File::options().write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -430,7 +429,7 @@ mod tests {
     use super::*;
     use crate::cache::sums::BLOCK;
 
-    /// Whether a file is opened, and every block of its body is as it was written.
+    /// True if a file can be opened and every block of its body is undamaged.
     fn is_right(path: &Path) -> bool {
         let Ok(Opened { header, blocks: Some(blocks), file, .. }) = open(path) else { return false };
         let (mut at, end) = (u64::from(header.header_length), u64::from(header.header_length) + header.body_length);

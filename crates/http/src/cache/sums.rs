@@ -1,13 +1,13 @@
-//! Sums of a body by blocks: made while it is written, and looked up while it is read.
+//! Checksums of a body's blocks: computed while it is written, and checked while it is read.
 //!
 //! ```text
 //!   file    0           64 KiB       128 KiB      …                              end of the body
 //!           [ header | body … | body …     | body … | …           | body ]│ table: a CRC-32 for each block
 //! ```
 //!
-//! Blocks are those of the file, since that is how files are read: the first one has the header, too, which counts for
-//! no sum here. A body of up to [`WHOLE_MAX`] has one sum for all of it, in the header, and no table; else the header
-//! has the table's sum (`format.rs`). Why blocks are as long: `docs/decisions/0029-cache-storage.md`.
+//! Blocks are those of the file, because files are read by these; the header in the first one is not part of its sum. A
+//! body of up to [`WHOLE_MAX`] has a single sum in the header and no table; else the header has the sum of the table
+//! (`format.rs`). The reason for the block size is in `docs/decisions/0029-cache-storage.md`.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -16,14 +16,14 @@ use crc32fast::Hasher;
 
 use super::format::BodySum;
 
-/// How long a block is, in bytes: as much as is read at once, so that nobody waits longer because of its sum.
+/// Length of a block, in bytes: the size of a read, so that a check delays no reader.
 pub const BLOCK: u64 = 64 * 1024;
 
-/// Bodies up to this length are read and checked whole when they are opened; longer ones would keep the first client
-/// waiting.
+/// Bodies up to this length are read and checked as a whole when they are opened; longer ones would delay the first
+/// client.
 pub const WHOLE_MAX: u64 = 256 * 1024;
 
-/// How long the table behind a body is, in bytes, in a file that has one.
+/// Length of the table behind a body, in bytes, in a file that has one.
 pub fn table_length(header_length: u32, body_length: u64) -> u64 {
     blocks_of(header_length.into(), body_length) * size_of::<u32>() as u64
 }
@@ -35,9 +35,9 @@ fn blocks_of(body_at: u64, body_length: u64) -> u64 {
     }
 }
 
-/// Sums up a body that is written behind a header.
+/// Computes the sums of a body that is written behind a header.
 pub struct Summing {
-    /// Where the next byte is in the file.
+    /// Offset of the next byte in the file.
     at: u64,
     length: u64,
     whole: Hasher,
@@ -58,7 +58,7 @@ impl Summing {
         Summing { at: header_length.into(), length: 0, whole, block, table: Vec::new() }
     }
 
-    /// The next bytes of it.
+    /// Adds the next bytes.
     pub fn update(&mut self, mut bytes: &[u8]) {
         self.length += bytes.len() as u64;
         while !bytes.is_empty() {
@@ -79,7 +79,7 @@ impl Summing {
         self.table.extend_from_slice(&block.finalize().to_le_bytes());
     }
 
-    /// That was all.
+    /// Ends the body.
     pub fn finish(mut self) -> Sums {
         if self.length > 0 && !self.at.is_multiple_of(BLOCK) {
             self.end_block();
@@ -92,7 +92,7 @@ impl Summing {
 }
 
 impl Sums {
-    /// What the header says.
+    /// The sum for the header.
     pub fn in_header(&self) -> BodySum {
         match self.table.is_empty() {
             true => BodySum::Whole(self.whole),
@@ -100,12 +100,12 @@ impl Sums {
         }
     }
 
-    /// What is written behind the body.
+    /// The table to write behind the body.
     pub fn table(&self) -> &[u8] {
         &self.table
     }
 
-    /// Whether a body with these sums is the one that a header tells of.
+    /// True if these sums are those in a header.
     pub fn fit(&self, told: BodySum) -> bool {
         match told {
             BodySum::Whole(sum) => self.whole == sum,
@@ -114,9 +114,9 @@ impl Sums {
     }
 }
 
-/// The table of a file that is open, and which blocks a worker has found as they should be.
+/// The table of an open file, and the blocks that a worker has already checked.
 pub struct Blocks {
-    /// Where the body is in the file.
+    /// Position of the body in the file.
     body: Range<u64>,
     sums: Box<[u32]>,
     /// A bit for each block.
@@ -125,7 +125,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Those of a body, by a table that is as long as [`table_length`] says. Nothing of it is checked yet.
+    /// For a body with a table of length [`table_length`]. No block is checked yet.
     pub fn new(header_length: u32, body_length: u64, table: &[u8]) -> Blocks {
         debug_assert_eq!(table.len() as u64, table_length(header_length, body_length));
         let body_at = u64::from(header_length);
@@ -136,12 +136,12 @@ impl Blocks {
         Blocks { body: body_at..body_at + body_length, sums, checked, unchecked }
     }
 
-    /// Whether every block was found as it should be.
+    /// True if every block was checked and is undamaged.
     pub fn are_checked(&self) -> bool {
         self.unchecked.get() == 0
     }
 
-    /// How many bytes from this offset of the file on are in blocks that were found as they should be; `most` at most.
+    /// Number of bytes from this offset of the file on that are in checked blocks; at most `most`.
     pub fn checked_length(&self, offset: u64, most: u64) -> u64 {
         if self.are_checked() {
             return most;
@@ -153,13 +153,13 @@ impl Blocks {
         (end - offset).min(most)
     }
 
-    /// What of the body is in the block that has this offset of the file.
+    /// The part of the body in the block at this offset of the file.
     pub fn block_at(&self, offset: u64) -> Range<u64> {
         let start = offset - offset % BLOCK;
         start.max(self.body.start)..(start + BLOCK).min(self.body.end)
     }
 
-    /// Whether the block that has this offset of the file should have this sum. It is noted if it does.
+    /// True if `sum` is right for the block at this offset of the file. The block is then marked as checked.
     pub fn check(&self, offset: u64, sum: u32) -> bool {
         let number = self.number_of(offset);
         let is_right = self.sums.get(number) == Some(&sum);
@@ -175,12 +175,12 @@ impl Blocks {
         self.checked.get(number / 64).is_some_and(|bits| bits.get() & 1 << (number % 64) != 0)
     }
 
-    /// The place of a block in the table.
+    /// Index of a block in the table.
     fn number_of(&self, offset: u64) -> usize {
         usize::try_from(offset / BLOCK - self.body.start / BLOCK).unwrap_or(usize::MAX)
     }
 
-    /// How much memory it takes, in bytes.
+    /// Memory in use, in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.sums) + size_of_val(&*self.checked)
     }
@@ -190,7 +190,7 @@ impl Blocks {
 mod tests {
     use super::*;
 
-    /// The sums of a body in pieces of this length.
+    /// The sums of a body that is added in pieces of this length.
     fn sums_of(body: &[u8], header_length: u32, piece: usize) -> Sums {
         let mut summing = Summing::new(header_length);
         body.chunks(piece).for_each(|piece| summing.update(piece));

@@ -1,7 +1,7 @@
-//! The column of nginx in the table beside nginx itself, which `GALE_TEST_NGINX` names; skipped without that.
+//! Checks the nginx column of the table against nginx itself, which `GALE_TEST_NGINX` names; skipped without that.
 //!
-//! A server behind nginx answers with the fields of a row, whose dates are moved from the table's time to the clock's.
-//! What nginx makes of them stands in the file that it writes: when the response came, and until when it is fresh.
+//! A server behind nginx answers with the fields of a row, whose dates are moved from the table's time to the current
+//! time. The file that nginx writes tells when it received the response, and until when it regards it as fresh.
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -17,14 +17,14 @@ use super::table::Is::{Fresh, Not};
 use super::table::{NOW, ROWS, Row};
 use crate::cache::key::id_of;
 
-/// What nginx does where `proxy_cache_conformance nginx` does something else on purpose: decision 0028 says why.
+/// Results of nginx from which `proxy_cache_conformance nginx` differs on purpose: decision 0028 gives the reasons.
 const DIFFERENCES: [(&str, Option<i64>); 3] = [
     ("9111 1.2.2: a number that is too large", Some(99_999_999_999)),
     ("9111 4.1: Vary *", Some(60)),
     ("9111 5.3: Expires in another time zone", Some(60)),
 ];
 
-/// How often a row is tried: a second may pass between the server's clock and nginx's.
+/// Attempts for each row: a second may begin between the server's clock and nginx's.
 const TRIES: usize = 5;
 
 #[test]
@@ -46,7 +46,7 @@ fn nginx_itself_does_what_its_column_says() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// For how many seconds nginx should take a row for fresh; `None`: it does not store it.
+/// Seconds for which nginx should regard a row as fresh; `None` if it does not store it.
 fn expected(row: &Row) -> Option<i64> {
     if let Some((_, found)) = DIFFERENCES.iter().find(|(section, _)| *section == row.section) {
         return *found;
@@ -65,7 +65,7 @@ fn response(row: &Row) -> String {
     format!("HTTP/1.1 {} A\r\nConnection: close\r\n{fields}{end}", row.status)
 }
 
-/// A field with its date as far from now as it was from the table's time, in the form that it had.
+/// Moves a field's date from the table's time to now, in its original format.
 fn moved(field: &str) -> String {
     let (name, value) = field.split_once(": ").expect("a field");
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time").as_secs();
@@ -78,7 +78,7 @@ fn moved(field: &str) -> String {
     let words: Vec<&str> = date.split([' ', ',']).filter(|word| !word.is_empty()).collect();
     let [_, day, month, year, time, _] = words[..] else { unreachable!("a date has six parts") };
     match value.split(' ').count() {
-        // The name of the day is not compared with the date, by nginx neither.
+        // nginx does not compare the name of the day with the date either.
         4 => format!("{name}: Sunday, {day}-{month}-{} {time} GMT", &year[2..]),
         6 if value.ends_with("UTC") => format!("{name}: {}", date.replace("GMT", "UTC")),
         6 if value.ends_with("GMT") => format!("{name}: {date}"),
@@ -120,7 +120,7 @@ impl Nginx {
         nginx
     }
 
-    /// Has nginx ask for a row under a name, and returns for how many seconds it takes it for fresh.
+    /// Requests a row under a name through nginx. Returns the seconds for which nginx regards it as fresh.
     fn lifetime(&self, row: &Row, name: &str) -> Option<i64> {
         assert!(matches!(row.valid, None | Some(30)), "there is a location for it");
         let path = format!("{}/{name}", row.valid.map_or("", |_| "/valid"));
@@ -147,7 +147,7 @@ impl Drop for Nginx {
     }
 }
 
-/// Reads until this is true, or the connection ends.
+/// Reads until `is_enough` returns true, or the connection ends.
 fn read_until(stream: &mut impl Read, is_enough: impl Fn(&[u8]) -> bool) {
     let (mut read, mut bytes) = (Vec::new(), [0; 4096]);
     while !is_enough(&read) {
@@ -158,8 +158,8 @@ fn read_until(stream: &mut impl Read, is_enough: impl Fn(&[u8]) -> bool) {
     }
 }
 
-/// The header of a file of nginx's has numbers of eight bytes: the version, until when the response is fresh, two more
-/// times, when it changed, when it came.
+/// Reads the lifetime from nginx's file. Its header has numbers of eight bytes: version, end of freshness, two more
+/// times, last modification, time of receipt.
 fn stored_lifetime(path: &Path) -> Option<i64> {
     let file = std::fs::read(path).ok()?;
     let number = |at: usize| i64::from_ne_bytes(file[8 * at..8 * at + 8].try_into().expect("eight bytes"));

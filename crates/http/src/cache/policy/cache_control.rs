@@ -1,17 +1,16 @@
-//! `Cache-Control` in responses and requests: parsed once, into what it says.
-//! (RFC 9111 §5.2, RFC 5861, RFC 9213)
+//! Parses `Cache-Control` in responses and requests. (RFC 9111 §5.2, RFC 5861, RFC 9213)
 //!
-//! Directives are tokens, perhaps with a value that may be quoted; those that nobody knows are passed over. Semicolons
-//! and spaces separate them as commas do, because servers write `private; max-age=60` and mean it. A number that is
-//! none makes the directive that has it count as 0, the cautious reading; one that is too large is the largest.
+//! Directives are tokens with an optional value, which may be quoted; unknown ones are skipped. Semicolons and spaces
+//! separate them as commas do, because servers write `private; max-age=60` and mean it. An invalid number is read as 0,
+//! which is the cautious choice; a number that is too large becomes the largest one.
 
 use memchr::memmem;
 use sfv::{BareItem, Dictionary, ListEntry, Parser};
 
-/// Which fields a directive is about.
+/// The fields that a directive applies to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Named {
-    /// The directive is not there.
+    /// The directive is absent.
     #[default]
     Absent,
     /// The whole response.
@@ -21,12 +20,12 @@ pub enum Named {
 }
 
 impl Named {
-    /// Whether the directive is there, with field names or without.
+    /// True if the directive is present, with field names or without.
     pub fn is_present(&self) -> bool {
         *self != Named::Absent
     }
 
-    /// The fields that it names.
+    /// The fields that the directive names.
     pub fn fields(&self) -> &[Box<[u8]>] {
         match self {
             Named::Fields(fields) => fields,
@@ -34,7 +33,8 @@ impl Named {
         }
     }
 
-    /// A value without a name in it, or whose quotes do not end, is no list: the directive is about everything then.
+    /// Adds the names of a value. A value without names, or with unterminated quotes, is no list: the directive then
+    /// applies to the whole response.
     fn add(&mut self, value: Option<&[u8]>) {
         let names = value.into_iter().flat_map(|value| value.split(|&byte| byte == b',')).map(<[u8]>::trim_ascii);
         let names = names.filter(|name| !name.is_empty());
@@ -48,7 +48,7 @@ impl Named {
     }
 }
 
-/// What `Cache-Control` in a response says.
+/// The directives of a response's `Cache-Control`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResponseDirectives {
     /// `no-store`
@@ -73,16 +73,16 @@ pub struct ResponseDirectives {
     pub stale_while_revalidate: Option<u32>,
     /// `stale-if-error` in seconds.
     pub stale_if_error: Option<u32>,
-    /// A number that counts is none.
+    /// True if a number that matters is invalid.
     pub has_invalid_number: bool,
 }
 
-/// What `Cache-Control` in a request says.
+/// The directives of a request's `Cache-Control`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestDirectives {
     /// `no-store`
     pub no_store: bool,
-    /// `no-cache`, also as `Pragma`.
+    /// `no-cache`, or the same in `Pragma`.
     pub no_cache: bool,
     /// `only-if-cached`
     pub only_if_cached: bool,
@@ -90,18 +90,18 @@ pub struct RequestDirectives {
     pub max_age: Option<u32>,
     /// `min-fresh` in seconds.
     pub min_fresh: Option<u32>,
-    /// `max-stale` in seconds; the largest number without one.
+    /// `max-stale` in seconds; the largest number if it has no value.
     pub max_stale: Option<u32>,
 }
 
 impl ResponseDirectives {
-    /// Those of these field values, in their order.
+    /// Parses the values of the field, in order.
     pub fn parse<'v>(values: impl IntoIterator<Item = &'v [u8]>) -> ResponseDirectives {
         ResponseDirectives::of(values.into_iter().flat_map(Directives))
     }
 
-    /// Those of a targeted field, which is a dictionary of structured fields. `None`: it says nothing, or is invalid,
-    /// and so is as if it were not there. (RFC 9213 §2.1)
+    /// Parses a targeted field, which is a dictionary of structured fields. `None` if it is empty or invalid, and so to
+    /// be ignored. (RFC 9213 §2.1)
     pub fn parse_targeted<'v>(values: impl IntoIterator<Item = &'v [u8]>) -> Option<ResponseDirectives> {
         let text = values.into_iter().collect::<Vec<_>>().join(&b", "[..]);
         let members: Dictionary = Parser::new(&text).parse().ok()?;
@@ -115,8 +115,9 @@ impl ResponseDirectives {
         Some(ResponseDirectives::of(texts.iter().map(|(name, value)| (name.as_bytes(), value.as_deref()))))
     }
 
-    /// Those of these field values as nginx reads them: it looks for words anywhere in a field, also in the middle of
-    /// others and in quotes. A number ends at a comma, a semicolon or a space, and that of a later field counts.
+    /// Parses the values of the field as nginx does: it searches for words anywhere in a value, even inside of other
+    /// words and in quotes. A number ends at a comma, a semicolon or a space, and a later field overrides an earlier
+    /// one.
     pub fn search<'v>(values: impl IntoIterator<Item = &'v [u8]>) -> ResponseDirectives {
         let mut found = ResponseDirectives::default();
         for value in values {
@@ -143,7 +144,7 @@ impl ResponseDirectives {
                 Some(seconds.unwrap_or(0))
             };
             if let Some(seconds) = number(b"s-maxage=").or_else(|| number(b"max-age="))
-                // What one field forbids no other one allows.
+                // A 0 in one field is not overridden by another one.
                 && found.max_age != Some(0)
             {
                 found.max_age = Some(seconds);
@@ -172,7 +173,7 @@ impl ResponseDirectives {
                 b"must-revalidate" => parsed.must_revalidate = true,
                 b"proxy-revalidate" => parsed.proxy_revalidate = true,
                 b"must-understand" => parsed.must_understand = true,
-                // Given twice, the first counts. (§4.2.1)
+                // Of a repeated directive the first is used. (§4.2.1)
                 b"max-age" => _ = parsed.max_age.get_or_insert(number()),
                 b"s-maxage" => _ = parsed.s_maxage.get_or_insert(number()),
                 b"stale-while-revalidate" => _ = parsed.stale_while_revalidate.get_or_insert(number()),
@@ -186,7 +187,7 @@ impl ResponseDirectives {
 }
 
 impl RequestDirectives {
-    /// Those of these field values. `pragma` counts where there is no `Cache-Control`. (§5.4)
+    /// Parses the values of the field. `pragma` is used if there is no `Cache-Control`. (§5.4)
     pub fn parse<'v>(values: impl IntoIterator<Item = &'v [u8]>, pragma: Option<&[u8]>) -> RequestDirectives {
         let mut parsed = RequestDirectives::default();
         let mut has_any = false;
@@ -208,16 +209,16 @@ impl RequestDirectives {
     }
 }
 
-/// A member of a dictionary as the value of a directive, `Some(None)` for one without a value; `None` for what is said
-/// not to hold, and for what no directive has.
+/// Converts a member of a dictionary to the value of a directive, `Some(None)` for one without a value. `None` if the
+/// member is false, or of a type that no directive has.
 fn text_of(name: &str, member: &ListEntry) -> Option<Option<Vec<u8>>> {
     let ListEntry::Item(item) = member else { return None };
     match &item.bare_item {
-        // Digits in quotes are no number, either. (RFC 9213 §2.1)
+        // A quoted number is no number either. (RFC 9213 §2.1)
         BareItem::String(_) | BareItem::Token(_) if is_number(name) => Some(Some(b"none".to_vec())),
         BareItem::Boolean(holds) => holds.then_some(None),
         BareItem::Integer(number) => Some(Some(i64::from(*number).to_string().into_bytes())),
-        // No directive has such a number: it counts as an invalid one.
+        // No directive has a decimal: it is treated as an invalid number.
         BareItem::Decimal(number) => Some(Some(number.to_string().into_bytes())),
         BareItem::String(text) => Some(Some(text.as_str().into())),
         BareItem::Token(text) => Some(Some(text.as_str().into())),
@@ -225,12 +226,12 @@ fn text_of(name: &str, member: &ListEntry) -> Option<Option<Vec<u8>>> {
     }
 }
 
-/// The directive's value has to be a number of seconds.
+/// True if the value of the directive must be a number of seconds.
 fn is_number(name: &str) -> bool {
     matches!(name, "max-age" | "s-maxage" | "stale-while-revalidate" | "stale-if-error")
 }
 
-/// A number of seconds; `None` if it is none. (RFC 9111 §1.2.2)
+/// Parses a number of seconds; `None` if it is invalid. (RFC 9111 §1.2.2)
 pub(super) fn seconds(value: Option<&[u8]>) -> Option<u32> {
     let digits = value?;
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
@@ -240,8 +241,7 @@ pub(super) fn seconds(value: Option<&[u8]>) -> Option<u32> {
     Some(text.parse::<u64>().map_or(i32::MAX as u32, |number| number.min(i32::MAX as u64) as u32))
 }
 
-/// The directives of one value: names, and what follows an equals sign, without quotes. Of a quoted text that does not
-/// end nothing counts.
+/// Iterates over the directives of a value: names, and values without quotes. An unterminated quoted value is skipped.
 struct Directives<'v>(&'v [u8]);
 
 impl<'v> Iterator for Directives<'v> {

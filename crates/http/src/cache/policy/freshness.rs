@@ -1,8 +1,8 @@
-//! Whether a response is stored, and for how long it is fresh. (RFC 9111 §3, §4.2)
+//! Decides whether a response is stored, and for how long it is fresh. (RFC 9111 §3, §4.2)
 //!
 //! ```text
 //!   X-Accel-Expires  ►  CDN-Cache-Control, Cache-Control  ►  Expires  ►  proxy_cache_valid  ►  proxy_cache_heuristic
-//!                                                                                             the first that says
+//!                                                                                         the first that is present
 //! ```
 
 use gale_base::http_date;
@@ -14,14 +14,14 @@ use super::rules::Rules;
 use super::vary::Vary;
 use crate::request::response::FieldList;
 
-/// Fields of a response that a location does not listen to: `proxy_ignore_headers`.
+/// Fields of a response that a location ignores: `proxy_ignore_headers`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IgnoredFields {
     /// `X-Accel-Expires`
     pub x_accel_expires: bool,
     /// `Expires`
     pub expires: bool,
-    /// `Cache-Control`, and the more specific field of caches.
+    /// `Cache-Control` and `CDN-Cache-Control`.
     pub cache_control: bool,
     /// `Set-Cookie`
     pub set_cookie: bool,
@@ -29,69 +29,69 @@ pub struct IgnoredFields {
     pub vary: bool,
 }
 
-/// A response whose storing is to be judged.
+/// A response, and the settings that decide about storing it.
 pub struct Judged<'r> {
     /// Its status.
     pub status: u16,
     /// Its fields.
     pub fields: &'r FieldList,
-    /// When it came, in seconds since 1970.
+    /// Time at which it was received, in seconds since 1970.
     pub now: u64,
-    /// The request had an `Authorization` that the key does not tell apart.
+    /// True if the request had an `Authorization` that is not part of the key.
     pub has_authorization: bool,
-    /// What has no effect.
+    /// Fields to ignore.
     pub ignored: IgnoredFields,
-    /// What `proxy_cache_valid` says of the status, in seconds.
+    /// `proxy_cache_valid` for the status, in seconds.
     pub valid: Option<u32>,
-    /// What `proxy_cache_heuristic` says.
+    /// `proxy_cache_heuristic`
     pub heuristic: Option<Heuristic>,
-    /// Whose rules count.
+    /// The rules to follow.
     pub rules: Rules,
 }
 
-/// For how long a response is fresh that says nothing of it, by how long it had not changed when it came. (§4.2.2)
+/// Freshness of a response without an explicit lifetime, from the time since its last modification. (§4.2.2)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heuristic {
-    /// So many percent of that time.
+    /// Percentage of that time.
     pub percent: u32,
-    /// At most so long, in seconds.
+    /// Maximum, in seconds.
     pub seconds_max: u32,
 }
 
-/// What becomes of a response.
+/// Result of [`judge`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Storing {
-    /// It is stored.
+    /// The response is stored.
     Store {
-        /// For how long it may be used.
+        /// The time for which it may be used.
         lifetime: Lifetime,
-        /// What of the request it depends on.
+        /// The request fields that it depends on.
         vary: Vary,
         /// Fields that are not stored with it, in lower case.
         left_out: Vec<Box<[u8]>>,
     },
-    /// It is not.
+    /// The response is not stored.
     Not(NotStored),
 }
 
-/// For how long something stored may be used, in seconds since 1970 and in seconds.
+/// Times for which a stored response may be used, in seconds since 1970 and in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lifetime {
     /// The last second in which it is fresh.
     pub fresh_until: u64,
-    /// How much longer it may be used while it is being fetched anew: `stale-while-revalidate`.
+    /// Additional seconds of use while it is fetched again: `stale-while-revalidate`.
     pub stale_while_revalidate: u32,
-    /// How much longer it may be used when the server fails: `stale-if-error`.
+    /// Additional seconds of use when the server fails: `stale-if-error`.
     pub stale_if_error: u32,
-    /// Stale it is used by nobody: `must-revalidate`.
+    /// True if it must not be used stale: `must-revalidate`.
     pub must_revalidate: bool,
-    /// When it came.
+    /// Time at which it was received.
     pub received: u64,
-    /// How old it was then.
+    /// Its age at that time.
     pub initial_age: u32,
 }
 
-/// Why a response is not stored: what the log and `Cache-Status` tell.
+/// Reason for which a response is not stored, for the log and `Cache-Status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotStored {
     /// `no-store`
@@ -100,41 +100,41 @@ pub enum NotStored {
     NoCache,
     /// `private`
     Private,
-    /// It is stale when it comes.
+    /// The response is stale when it arrives.
     Expired,
-    /// It sets a cookie.
+    /// The response sets a cookie.
     Cookie,
-    /// `Vary: *`, or too much of it.
+    /// `Vary: *`, or too many fields in `Vary`.
     Vary,
     /// The request had an `Authorization`.
     Authorization,
     /// `X-Accel-Expires: 0`
     AccelExpires,
-    /// A number in `Cache-Control` is none.
+    /// A number in `Cache-Control` is invalid.
     Invalid,
-    /// Nothing says for how long it is fresh.
+    /// The response has no lifetime, and no setting gives it one.
     NoLifetime,
-    /// `must-understand`, and a status that nobody here understands.
+    /// `must-understand`, and a status that Gale does not know.
     NotUnderstood,
-    /// A part of a response: it does not answer for all of it.
+    /// The response is only a part of the resource.
     Part,
-    /// A filter refuses it: it is not the slice that was asked for.
+    /// A filter refuses the response: it is not the requested slice.
     Refused,
-    /// It was not asked for as often as `proxy_cache_min_uses` says.
+    /// Fewer requests than `proxy_cache_min_uses`.
     MinUses,
     /// `proxy_no_cache`
     Excluded,
-    /// It is larger than all of the cache: `max_size`.
+    /// The response is larger than the whole cache: `max_size`.
     TooLarge,
-    /// Its head is too long.
+    /// The head is too long.
     LongHead,
     /// `proxy_buffering off`
     Unbuffered,
-    /// The request wants a part that is too far inside: `proxy_cache_max_range_offset`.
+    /// The requested range begins too far inside: `proxy_cache_max_range_offset`.
     RangeOffset,
-    /// Somebody else has fetched it for longer than `proxy_cache_lock_timeout`.
+    /// Another request has been fetching it for longer than `proxy_cache_lock_timeout`.
     LockTimeout,
-    /// It was purged while the server was asked.
+    /// Purged while it was fetched.
     Purged,
     /// Too many lists of fields in `Vary`, or rules of `No-Vary-Search`, are in use.
     TooManyRules,
@@ -143,7 +143,7 @@ pub enum NotStored {
 }
 
 impl NotStored {
-    /// The word for it in `Cache-Status`.
+    /// The reason's word in `Cache-Status`.
     pub fn word(self) -> &'static str {
         match self {
             NotStored::NoStore => "no-store",
@@ -174,37 +174,37 @@ impl NotStored {
 }
 
 impl Lifetime {
-    /// Whether it is fresh.
+    /// True if it is fresh.
     pub fn is_fresh(&self, now: u64) -> bool {
         self.fresh_until >= now && !is_of_later(self.received, now)
     }
 
-    /// Whether it may be used while it is being fetched anew.
+    /// True if it may be used while it is fetched again.
     pub fn may_be_stale_while_revalidating(&self, now: u64) -> bool {
         !self.must_revalidate && self.fresh_until.saturating_add(self.stale_while_revalidate.into()) >= now
     }
 
-    /// Whether it may be used when the server fails.
+    /// True if it may be used when the server fails.
     pub fn may_be_stale_if_error(&self, now: u64) -> bool {
         !self.must_revalidate && self.fresh_until.saturating_add(self.stale_if_error.into()) >= now
     }
 }
 
-/// By so many seconds the clock may be set back without effect: clocks that are kept right are set by less.
+/// Seconds by which the clock may be set back without effect: larger than the corrections of a synchronised clock.
 const CLOCK_STEP_MAX: u64 = 5;
 
-/// Whether something was stored later than now: the clock was set back since. Nobody knows how old it is, so it is
-/// stale; otherwise it would be fresh for longer by all that the clock was set back. (§4.2.3)
+/// True if the response was received in the future: the clock was set back since. Its age is unknown, so it is stale;
+/// otherwise it would be fresh for longer, by the time that the clock was set back. (§4.2.3)
 pub fn is_of_later(received: u64, now: u64) -> bool {
     received > now.saturating_add(CLOCK_STEP_MAX)
 }
 
-/// How old something stored is, in seconds. A clock that was set back makes nothing younger than it came. (§4.2.3)
+/// Age of a stored response, in seconds. A clock that was set back makes it no younger than it was on receipt. (§4.2.3)
 pub fn current_age(lifetime: &Lifetime, now: u64) -> u64 {
     u64::from(lifetime.initial_age) + now.saturating_sub(lifetime.received)
 }
 
-/// Judges a response.
+/// Decides about a response.
 pub fn judge(response: &Judged<'_>) -> Storing {
     match lifetime(response) {
         Ok((lifetime, left_out)) => {
@@ -237,7 +237,7 @@ fn lifetime(response: &Judged<'_>) -> Result<(Lifetime, LeftOut), NotStored> {
     let mut lifetime = Lifetime {
         fresh_until: 0,
         stale_while_revalidate: directives.stale_while_revalidate.unwrap_or(0),
-        // As in nginx: what may be used while it is fetched anew may be used when that fails.
+        // As in nginx, `stale-while-revalidate` also allows use after an error.
         stale_if_error: directives.stale_if_error.or(directives.stale_while_revalidate).unwrap_or(0),
         must_revalidate: rules.obeys_must_revalidate
             && (directives.must_revalidate || directives.proxy_revalidate || directives.s_maxage.is_some()),
@@ -260,7 +260,7 @@ fn lifetime(response: &Judged<'_>) -> Result<(Lifetime, LeftOut), NotStored> {
         }
         lifetime.fresh_until = (now + u64::from(seconds)).saturating_sub(age);
         if u64::from(seconds) <= age {
-            // Not even in this second: max-age=0 means that it is asked about each time.
+            // Not even in this second: max-age=0 demands a revalidation of each use.
             lifetime.fresh_until = lifetime.fresh_until.min(now.saturating_sub(1));
         }
     } else if directives.no_cache == super::cache_control::Named::All {
@@ -287,10 +287,10 @@ fn lifetime(response: &Judged<'_>) -> Result<(Lifetime, LeftOut), NotStored> {
     if is_useless { Err(NotStored::Expired) } else { Ok((lifetime, left_out)) }
 }
 
-/// For how long a response is taken for fresh that does not say so itself, counted from when it was made. (§4.2.2)
+/// Heuristic freshness of a response without an explicit lifetime, counted from its `Date`. (§4.2.2)
 fn heuristic(response: &Judged<'_>, directives: &ResponseDirectives) -> Option<u32> {
     let Heuristic { percent, seconds_max } = response.heuristic?;
-    // RFC 9110 §15.1; of others the server has to say that they may be stored.
+    // RFC 9110 §15.1; with another status the server must allow storing.
     let is_usual = matches!(response.status, 200 | 203 | 204 | 206 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501);
     if !is_usual && !directives.public {
         return None;
@@ -301,8 +301,8 @@ fn heuristic(response: &Judged<'_>, directives: &ResponseDirectives) -> Option<u
     Some(u32::try_from(seconds).unwrap_or(u32::MAX).min(seconds_max))
 }
 
-/// What of a response's directives counts: those of `CDN-Cache-Control` where it is there and valid. True if so: then
-/// `Expires` says nothing, either. (RFC 9213 §2.2)
+/// The directives to follow: those of `CDN-Cache-Control` if it is present and valid. Returns true in that case:
+/// `Expires` is then ignored too. (RFC 9213 §2.2)
 fn directives(response: &Judged<'_>) -> (ResponseDirectives, bool) {
     if response.ignored.cache_control {
         return (ResponseDirectives::default(), false);
@@ -322,7 +322,7 @@ fn directives(response: &Judged<'_>) -> (ResponseDirectives, bool) {
     (directives, false)
 }
 
-/// Whether the response may be stored as far as its directives go; the fields that must be left out then.
+/// Checks whether the directives permit storing. Returns the fields to leave out.
 fn check_permission(response: &Judged<'_>, directives: &ResponseDirectives) -> Result<LeftOut, NotStored> {
     use super::cache_control::Named;
     let rules = response.rules;
@@ -351,12 +351,12 @@ fn is_understood(status: u16) -> bool {
         || matches!(status, 500..=505 | 511)
 }
 
-/// What allows to store the response to a request with `Authorization`. (§3.5)
+/// True if the directives permit storing the response to a request with `Authorization`. (§3.5)
 fn permits_authorization(directives: &ResponseDirectives) -> bool {
     directives.public || directives.must_revalidate || directives.s_maxage.is_some()
 }
 
-/// Until when `X-Accel-Expires` says that the response is fresh, if it says anything.
+/// End of freshness by `X-Accel-Expires`, if it is present.
 fn accel_expires(response: &Judged<'_>) -> Result<Option<u64>, NotStored> {
     if response.ignored.x_accel_expires {
         return Ok(None);
@@ -372,19 +372,19 @@ fn accel_expires(response: &Judged<'_>) -> Result<Option<u64>, NotStored> {
     }
 }
 
-/// Until when `Expires` says that it is fresh; `None` for a date that is none, or has passed. (§5.3)
+/// End of freshness by `Expires`; `None` for a date that is invalid or in the past. (§5.3)
 fn expires(response: &Judged<'_>) -> Option<u64> {
     let expires = http_date::parse(values(response.fields, ResponseField::Expires).next()?)?;
     if !response.rules.expires_from_date {
         return (expires >= response.now).then_some(expires);
     }
-    // Without a valid `Date` it was made when it came. (RFC 9110 §6.6.1)
+    // Without a valid `Date`, the time of receipt is used. (RFC 9110 §6.6.1)
     let date = date(response.fields).unwrap_or(response.now);
     (expires > date).then(|| response.now.saturating_add(expires - date))
 }
 
 fn initial_age(response: &Judged<'_>) -> u32 {
-    // The first counts, of fields and in a list; what is no number says nothing. (§5.1)
+    // The first value is used, among fields and in a list; an invalid number is ignored. (§5.1)
     let first = values(response.fields, ResponseField::Age).next().and_then(|value| value.split(|&b| b == b',').next());
     let told = u64::from(seconds(first.map(<[u8]>::trim_ascii)).unwrap_or(0));
     let apparent = match date(response.fields) {

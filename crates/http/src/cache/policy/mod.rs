@@ -1,7 +1,8 @@
-//! What may be stored, for how long it is fresh, and when it may be used: RFC 9111 and nginx's rules.
+//! Decides which responses may be stored, for how long they are fresh, and when they may be used: RFC 9111 and nginx's
+//! rules.
 //!
 //! Pure functions over heads and the time: nothing here waits, reads a file or a clock. Where nginx and the RFC differ,
-//! [`Rules`] says which of both counts, one field per point; the reasons are in `docs/decisions/0028-cache-rules.md`.
+//! [`Rules`] chooses between them, one field per point; the reasons are in `docs/decisions/0028-cache-rules.md`.
 
 #[cfg(test)]
 mod against_nginx;

@@ -1,40 +1,39 @@
-//! `No-Vary-Search`: which differences between the queries of two URIs a response does not depend on.
+//! `No-Vary-Search`: the differences between the queries of two URIs that a response does not depend on.
 //! (draft-ietf-httpbis-no-vary-search)
 //!
-//! A query is brought into the form that all queries have for which the response stands, too. Where it is easier to be
-//! strict than to be right, queries differ that the draft calls the same: values are compared by their bytes, whether
-//! they are UTF-8 or not, because a site may have its texts in another encoding. What is invalid, or too long, is as if
-//! the field were not there.
+//! A query is normalised to a form that all equivalent queries share. In some cases queries differ here that the draft
+//! calls equivalent, because strictness is simpler: values are compared by their bytes, valid UTF-8 or not, since a
+//! site may use another encoding. An invalid or overlong field is ignored.
 
 use std::borrow::Cow;
 
 use sfv::{Dictionary, InnerList, ListEntry, Parser};
 
-/// Most bytes of the field; a longer one is not followed.
+/// Maximum length of the field; a longer one is ignored.
 const FIELD_BYTES_MAX: usize = 1024;
 
-/// Most names in it.
+/// Maximum number of names in it.
 const NAMES_MAX: usize = 64;
 
-/// The longest text of rules, in bytes: as marks and the journal have it.
+/// Maximum length of the encoded rules, in bytes, in marks and the journal.
 pub const RULES_BYTES_MAX: usize = 2048;
 
-/// Most parameters of a query: one with more is found by its own text.
+/// Maximum number of parameters of a query; a query with more is not normalised.
 const PARAMETERS_MAX: usize = 256;
 
-/// What the field says, if that is not what holds without it.
+/// The rules of a field, if they differ from the default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SearchRules {
-    /// The order of parameters does not matter.
+    /// True if the order of parameters does not matter.
     ignores_order: bool,
-    /// Only the parameters with these names matter; otherwise all but these.
+    /// True if only the parameters with these names matter; false if all others do.
     is_list_of_what_matters: bool,
-    /// The names, decoded, in order and each once.
+    /// The names, decoded, sorted and without duplicates.
     names: Box<[Box<[u8]>]>,
 }
 
 impl SearchRules {
-    /// What these values of the field say. `None`: every difference matters. (Section 4.1 of the draft)
+    /// Parses the values of the field. `None` means that every difference matters. (Section 4.1 of the draft)
     pub fn parse<'v>(values: impl IntoIterator<Item = &'v [u8]>) -> Option<SearchRules> {
         let mut text = Vec::new();
         for value in values {
@@ -75,7 +74,7 @@ impl SearchRules {
         SearchRules { ignores_order, is_list_of_what_matters, names: names.into() }
     }
 
-    /// The text of the rules: the same for rules that are the same.
+    /// Encodes the rules; equal rules have equal texts.
     pub fn encode(&self) -> Vec<u8> {
         let mut out =
             vec![if self.ignores_order { b'o' } else { b'O' }, if self.is_list_of_what_matters { b'+' } else { b'-' }];
@@ -86,7 +85,7 @@ impl SearchRules {
         out
     }
 
-    /// The rules that have this text; `None` if it is none.
+    /// Decodes a text; `None` if it is invalid.
     pub fn decode(text: &[u8]) -> Option<SearchRules> {
         let (&[order, list], names) = text.split_first_chunk()?;
         let ignores_order = order == b'o';
@@ -96,8 +95,8 @@ impl SearchRules {
         (rules.encode() == text).then_some(rules)
     }
 
-    /// What the query comes to: the same for all queries between which there is no difference that matters. `None`: it
-    /// is not looked at, so it stands for itself. (Section 5)
+    /// Normalises a query: the result is equal for all equivalent queries. `None` if the query has too many parameters,
+    /// and so stands for itself. (Section 5)
     pub fn normalise(&self, query: &[u8]) -> Option<Vec<u8>> {
         let mut parameters = Vec::new();
         for part in query.split(|&byte| byte == b'&').filter(|part| !part.is_empty()) {
@@ -113,7 +112,7 @@ impl SearchRules {
             parameters.push((name, decoded(value)));
         }
         if self.ignores_order {
-            // Those of one name stay in their order.
+            // A stable sort: parameters of the same name keep their order.
             parameters.sort_by(|one, other| one.0.cmp(&other.0));
         }
         let mut out = Vec::with_capacity(query.len());
@@ -134,7 +133,7 @@ impl SearchRules {
     }
 }
 
-/// The names in a list; `None` if something in it is no string, or there are too many. (Section 4.3: parse a key)
+/// The names in a list; `None` if an item is no string, or there are too many. (Section 4.3: parse a key)
 fn names_in(list: &InnerList) -> Option<Vec<Box<[u8]>>> {
     if list.items.len() > NAMES_MAX {
         return None;
@@ -146,7 +145,7 @@ fn names_in(list: &InnerList) -> Option<Vec<Box<[u8]>>> {
     names.collect()
 }
 
-/// The bytes that a name or value stands for: application/x-www-form-urlencoded.
+/// Decodes a name or value: application/x-www-form-urlencoded.
 fn decoded(text: &[u8]) -> Cow<'_, [u8]> {
     if !text.iter().any(|byte| matches!(byte, b'%' | b'+')) {
         return Cow::Borrowed(text);
@@ -194,7 +193,7 @@ mod tests {
         // The draft's examples, and more.
         let long = format!("params=(\"{}\")", "x".repeat(FIELD_BYTES_MAX));
         let many = format!("params=({})", "\"a\" ".repeat(NAMES_MAX + 1));
-        // Each of these bytes takes nine of the text.
+        // Each of these bytes takes nine bytes in the encoded rules.
         let swollen = format!("params=(\"{}\")", "%ff".repeat(300));
         for field in [
             "",
@@ -215,7 +214,7 @@ mod tests {
             "params=()",
             "key-order=?0",
             "key-order=(\"a\")",
-            // No structured fields.
+            // Invalid structured fields.
             "params=(\"a\"",
             "params=(\"a\",\"b\")",
             "params=(\"a\"\"b\")",
@@ -293,7 +292,7 @@ mod tests {
             ("key-order", "a=1%26b=2", "a=1&b=2"),
             ("key-order", "A=1", "a=1"),
             ("key-order", "a=%zz", "a=zz"),
-            // The draft says that these are the same; a site in another encoding does not.
+            // Equivalent by the draft, but not on a site with another encoding.
             ("key-order", "a=%E9", "a=%E8"),
             ("params=(\"utm\")", "a=1&b=2", "b=2&a=1"),
             ("params=(\"utm\")", "utm2=1", ""),
@@ -303,7 +302,7 @@ mod tests {
         ] {
             assert!(!same(field, one, other), "{field}: {one} {other}");
         }
-        // A name in another encoding is one that is listed as such, and is kept.
+        // A name in another encoding matches the listed name, and is kept.
         let rules = rules("params, except=(\"%E9\")").unwrap();
         assert_ne!(rules.normalise(b"%E9=1"), rules.normalise(b""));
     }

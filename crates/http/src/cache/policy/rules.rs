@@ -1,9 +1,9 @@
-//! Which of nginx's rules and RFC 9111's count, point by point: `proxy_cache_conformance`.
+//! The choice between nginx's rules and those of RFC 9111, point by point: `proxy_cache_conformance`.
 
-/// What a location says about conformance.
+/// Value of `proxy_cache_conformance`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Conformance {
-    /// The RFC wherever that cannot break a site that works with nginx.
+    /// The RFC's rules, except where they could break a site that works with nginx.
     #[default]
     Mixed,
     /// nginx's rules throughout.
@@ -15,53 +15,55 @@ pub enum Conformance {
 /// One field per point in which nginx and the RFC differ; `true` is the RFC's rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// `Cache-Control` in responses is a list of directives; nginx looks for words anywhere in it. (RFC 9111 §5.2)
+    /// `Cache-Control` in responses is parsed as a list of directives; nginx searches for words anywhere in it. (RFC
+    /// 9111 §5.2)
     pub parses_directives: bool,
-    /// Cached responses tell their `Age`. (RFC 9111 §5.1)
+    /// Cached responses have an `Age`. (RFC 9111 §5.1)
     pub tells_age: bool,
-    /// The age that a response has when it comes shortens its life here. (§4.2.3)
+    /// The `Age` of a received response shortens its lifetime. (§4.2.3)
     pub counts_age: bool,
-    /// So does what `Date` tells of its age: a server whose clock is behind has nothing stored then. (§4.2.3)
+    /// So does the age by its `Date`: with this rule, a response of a server whose clock is behind may not be stored.
+    /// (§4.2.3)
     pub counts_date: bool,
-    /// `Expires` counts from the response's own `Date`. (§4.2.1)
+    /// `Expires` is relative to the response's own `Date`. (§4.2.1)
     pub expires_from_date: bool,
-    /// `no-cache`, and `no-cache` and `private` with field names, allow to store. (§5.2.2.4, §5.2.2.7)
+    /// `no-cache`, and `no-cache` and `private` with field names, permit storing. (§5.2.2.4, §5.2.2.7)
     pub stores_no_cache: bool,
-    /// Responses to requests with `Authorization` are stored only if they say that they may be. (§3.5)
+    /// Responses to requests with `Authorization` are stored only if they permit it. (§3.5)
     pub protects_authorization: bool,
-    /// `must-revalidate`, `proxy-revalidate` and `s-maxage` forbid stale use whatever the location says. (§4.2.4)
+    /// `must-revalidate`, `proxy-revalidate` and `s-maxage` forbid stale use, whatever the location allows. (§4.2.4)
     pub obeys_must_revalidate: bool,
-    /// `stale-if-error` is for responses with an error status, too, as RFC 5861 says.
+    /// `stale-if-error` also covers responses with an error status, as in RFC 5861.
     pub stale_if_error_status: bool,
-    /// Clients decide with `Cache-Control` in requests. (§5.2.1)
+    /// `Cache-Control` in requests is obeyed. (§5.2.1)
     pub obeys_requests: bool,
-    /// Requests that change something take what is stored under their URI away. (§4.4)
+    /// Unsafe requests invalidate the stored response of their URI. (§4.4)
     pub invalidates: bool,
-    /// A 304 changes the stored fields. (§3.2)
+    /// A 304 updates the stored fields. (§3.2)
     pub updates_fields: bool,
-    /// A response to HEAD changes what is stored of GET, or makes it stale. (§4.3.5)
+    /// A response to HEAD updates the stored response to GET, or makes it stale. (§4.3.5)
     pub heads_update: bool,
-    /// `CDN-Cache-Control` counts before `Cache-Control`. (RFC 9213)
+    /// `CDN-Cache-Control` takes precedence over `Cache-Control`. (RFC 9213)
     pub obeys_cdn_cache_control: bool,
-    /// `must-understand` counts. (§5.2.2.3)
+    /// `must-understand` is obeyed. (§5.2.2.3)
     pub obeys_must_understand: bool,
-    /// A part (206) is stored only where the key has its range: it never answers for the whole. (§3.3)
+    /// A part (206) is stored only if the key contains its range: it never answers for the whole. (§3.3)
     pub refuses_parts: bool,
-    /// Cookies do not keep a response from being stored. (§7.3)
+    /// Responses with cookies are stored. (§7.3)
     pub stores_cookies: bool,
-    /// Conditions of clients are judged in the RFC's order. (§4.3.2; RFC 9110 §13.2.2)
+    /// Conditions of clients are evaluated in the RFC's order. (§4.3.2; RFC 9110 §13.2.2)
     pub rfc_conditions: bool,
-    /// Parts are cut of a whole stored response although its server did not offer parts. (§3.4; RFC 9110 §14.2)
+    /// Ranges of a whole stored response are served even if its server did not announce support for ranges. (§3.4; RFC
+    /// 9110 §14.2)
     pub cuts_parts_always: bool,
-    /// A stored response is sent with the `Date` that it came with. (§3.1; RFC 9110 §6.6.1)
+    /// A stored response is sent with its original `Date`. (§3.1; RFC 9110 §6.6.1)
     pub keeps_date: bool,
-    /// A response to POST is stored for GET if it names its own URI and says for how long it is fresh.
-    /// (RFC 9110 §9.3.3)
+    /// A response to POST is stored for GET if it names its own URI and has an explicit lifetime. (RFC 9110 §9.3.3)
     pub stores_posts: bool,
 }
 
 impl Conformance {
-    /// What this comes to.
+    /// The rules of this choice.
     pub const fn rules(self) -> Rules {
         match self {
             Conformance::Nginx => Rules {

@@ -1,21 +1,20 @@
-//! RFC 9111 and its kin, a row per rule: the section, the situation, what the RFC expects, what nginx does, and what
-//! Gale does by default. The figures are the seconds for which a response is fresh; a reason is why it is not stored.
-//! What nginx does is compared with nginx itself in `against_nginx.rs`.
+//! RFC 9111 and related RFCs, a row per rule: the section, the situation, and the result by the RFC, by nginx, and by
+//! Gale's default. A figure is the number of seconds for which a response is fresh; otherwise the row gives the reason
+//! for not storing it. `against_nginx.rs` checks nginx's results against nginx itself.
 
 use super::freshness::{Heuristic, IgnoredFields, Judged, judge};
 use super::{Conformance, NotStored, Storing, current_age};
 use crate::cache::index::{Entry, Kind};
 use crate::request::response::{Field, FieldList};
 
-/// When every response of the table comes: Sun, 06 Nov 1994 08:49:37 GMT.
+/// Time at which every response of the table is received: Sun, 06 Nov 1994 08:49:37 GMT.
 pub(super) const NOW: u64 = 784_111_777;
 
-/// What comes out of judging.
+/// Expected result of [`judge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Is {
-    /// Stored, and fresh for so many seconds.
+    /// Stored, and fresh for this many seconds.
     Fresh(i64),
-    /// Not stored.
     Not(NotStored),
 }
 
@@ -39,12 +38,12 @@ const fn row(section: &'static str, fields: &'static [&'static str], rfc: Is, ng
     Row { section, status: 200, fields, authorization: false, valid: None, heuristic: None, rfc, nginx, mixed }
 }
 
-/// A rule that all agree on.
+/// A row with the same result for all three.
 const fn all(section: &'static str, fields: &'static [&'static str], is: Is) -> Row {
     row(section, fields, is, is, is)
 }
 
-/// 1000 seconds before the response comes.
+/// 1000 seconds before the response is received.
 const UNCHANGED: &str = "Last-Modified: Sun, 06 Nov 1994 08:32:57 GMT";
 
 const TENTH: Option<Heuristic> = Some(Heuristic { percent: 10, seconds_max: 86_400 });
@@ -281,7 +280,7 @@ fn what_is_stale_may_be_used_as_long_as_it_says() {
     let stale = lifetime("Cache-Control: max-age=10, stale-while-revalidate=5", Conformance::Mixed);
     assert!(stale.is_fresh(NOW + 10) && !stale.is_fresh(NOW + 11));
     assert!(stale.may_be_stale_while_revalidating(NOW + 15) && !stale.may_be_stale_while_revalidating(NOW + 16));
-    // As in nginx, that goes for errors, too.
+    // As in nginx, that also allows use after an error.
     assert!(stale.may_be_stale_if_error(NOW + 15));
     let error = lifetime("Cache-Control: max-age=10, stale-if-error=50", Conformance::Mixed);
     assert!(error.may_be_stale_if_error(NOW + 60) && !error.may_be_stale_while_revalidating(NOW + 11));
@@ -296,7 +295,7 @@ fn a_clock_that_is_set_back_makes_nothing_younger() {
     assert_eq!(outcome(&row, Conformance::Mixed), Fresh(40));
     let lifetime = super::Lifetime { received: NOW, initial_age: 20, ..super::Lifetime::default() };
     assert_eq!((current_age(&lifetime, NOW + 5), current_age(&lifetime, NOW - 500)), (25, 20));
-    // Nor fresh for longer than it was to be, but for what clocks are set by to be right.
+    // It is not fresh for longer either, except by the tolerance for corrections of the clock.
     let lifetime = super::Lifetime { fresh_until: NOW + 60, received: NOW, ..super::Lifetime::default() };
     assert_eq!([NOW + 61, NOW, NOW - 5, NOW - 6].map(|now| lifetime.is_fresh(now)), [false, true, true, false]);
     let mut entry = Entry::new([0; 16], Kind::Stored, NOW);

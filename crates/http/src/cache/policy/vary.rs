@@ -1,28 +1,28 @@
-//! `Vary`: which fields of a request a response depends on. (RFC 9111 §4.1)
+//! `Vary`: the request fields that a response depends on. (RFC 9111 §4.1)
 //!
-//! The names are in lower case, in order and each once, so that lists that mean the same are the same; values are
-//! compared without the white space round their commas. Fields that no client sends twice in one way are the site's to
-//! normalise, but for `Accept-Language`: a location may have its case, order and repetitions ignored.
+//! The names are in lower case, sorted and without duplicates, so that equivalent lists are equal. Values are compared
+//! without the white space around their commas. Normalising the fields further is up to the site, except for
+//! `Accept-Language`: a location may ignore its case, order and repetitions.
 
-/// Most bytes of all names together; a longer list is not stored.
+/// Maximum length of all names together; a response with a longer list is not stored.
 pub const NAMES_MAX: usize = 512;
 
-/// Most names.
+/// Maximum number of names.
 const COUNT_MAX: usize = 16;
 
-/// What a response depends on.
+/// The parsed `Vary` of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vary {
-    /// On nothing in the request.
+    /// The response depends on no field.
     Nothing,
-    /// On these fields: names in lower case, separated by commas.
+    /// The response depends on these fields: names in lower case, separated by commas.
     Fields(Box<[u8]>),
-    /// On something that is not in the request, or on more than is kept.
+    /// The response depends on something outside of the request's fields, or on too many fields.
     Unknown,
 }
 
 impl Vary {
-    /// What these field values say.
+    /// Parses the values of the field.
     pub fn parse<'v>(values: impl IntoIterator<Item = &'v [u8]>) -> Vary {
         let mut names: Vec<Vec<u8>> = Vec::new();
         for name in values.into_iter().flat_map(|value| value.split(|&byte| byte == b',')).map(<[u8]>::trim_ascii) {
@@ -47,9 +47,9 @@ impl Vary {
     }
 }
 
-/// Appends what a request has in these fields: of each name its values, joined by commas, and a separator that no value
-/// can contain. `values` gives those of one field in their order. Of `Accept-Language` the languages are sorted, in
-/// lower case and each once, if the location wants that.
+/// Appends a request's values of these fields: for each name its values, joined by commas, and a separator that no
+/// value can contain. `values` returns those of one field in order. With `normalizes_language`, the languages of
+/// `Accept-Language` are in lower case, sorted and without duplicates.
 pub fn append_variant<'r, I: Iterator<Item = &'r [u8]>>(
     names: &[u8],
     mut values: impl FnMut(&[u8]) -> I,
@@ -77,7 +77,7 @@ pub fn append_variant<'r, I: Iterator<Item = &'r [u8]>>(
     }
 }
 
-/// Appends the languages of these values, with their weights, as one list that is the same for all orders.
+/// Appends the languages of these values, with their weights, as one list that is equal for all orders.
 fn append_languages<'r>(values: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) {
     let parts = values.flat_map(|value| value.split(|&byte| byte == b','));
     let mut languages: Vec<Vec<u8>> = parts.map(plain_language).filter(|part| !part.is_empty()).collect();
@@ -87,8 +87,8 @@ fn append_languages<'r>(values: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8
     out.push(b'\n');
 }
 
-/// A language and its weight in lower case, without the white space that the grammar allows around `;` and `=`. White
-/// space elsewhere stays: `d e` is not `de`. (RFC 9110 §12.4.2, §12.5.4)
+/// A language and its weight in lower case, without the white space that the grammar allows around `;` and `=`. Other
+/// white space stays: `d e` is not `de`. (RFC 9110 §12.4.2, §12.5.4)
 fn plain_language(part: &[u8]) -> Vec<u8> {
     let parameters = part.split(|&byte| byte == b';').map(|parameter| {
         let sides: Vec<&[u8]> = parameter.split(|&byte| byte == b'=').map(<[u8]>::trim_ascii).collect();

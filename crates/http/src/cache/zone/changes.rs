@@ -1,4 +1,4 @@
-//! What of a cache is to be written to its journal, and what that does when it is read.
+//! Pending changes for the journal of a cache, and the replay of its records.
 
 use std::sync::Arc;
 
@@ -9,28 +9,28 @@ use crate::cache::index::{Entry, Kind};
 use crate::cache::journal::{Changes, Record};
 use crate::cache::purges::Verdict;
 
-/// Most bytes of changes that wait for the journal: beyond, it is written anew.
+/// Maximum size of pending changes, in bytes: beyond it the journal is rewritten.
 const CHANGES_MAX: usize = 16 << 20;
 
-/// What is to be written to the journal.
+/// State of the journal.
 #[derive(Default)]
 pub(super) struct Journal {
-    /// This process writes it.
+    /// True if this process writes it.
     is_written: bool,
     changes: Changes,
-    /// How many records it has.
+    /// Number of records in it.
     records: u64,
-    /// Something could not be written: its end may be torn, and only all of it anew is right.
+    /// True if a write failed: the end may be torn, and the journal must be rewritten.
     is_torn: bool,
 }
 
 impl CacheZone {
-    /// Whether this process manages the directory: it writes the journal.
+    /// Sets whether this process manages the directory, and so writes the journal.
     pub fn set_managed(&self, is_managed: bool) {
         self.journal.lock().is_written = is_managed;
     }
 
-    /// Whether this process writes the journal.
+    /// True if this process writes the journal.
     pub fn is_managed(&self) -> bool {
         self.journal.lock().is_written
     }
@@ -42,44 +42,44 @@ impl CacheZone {
             journal.changes.add(record);
             journal.records += 1;
         } else if journal.is_written {
-            // What is appended from here on would lack it.
+            // The file would lack this record.
             journal.is_torn = true;
         }
     }
 
-    /// The right to write the file of the journal: one after the other.
+    /// Locks the file of the journal for a writer.
     pub fn journal_turn(&self) -> MutexGuard<'_, ()> {
         self.journal_turn.lock()
     }
 
-    /// What is to be appended to the journal.
+    /// Takes the pending changes.
     pub fn take_changes(&self) -> Changes {
         std::mem::take(&mut self.journal.lock().changes)
     }
 
-    /// A record could not be written, or not all of it.
+    /// Notes that a record was not or only partly written.
     pub fn note_torn_journal(&self) {
         self.journal.lock().is_torn = true;
     }
 
-    /// Whether the journal's end may be torn: nothing is to be appended to it.
+    /// True if the end of the journal may be torn, so that nothing can be appended.
     pub fn journal_is_torn(&self) -> bool {
         self.journal.lock().is_torn
     }
 
-    /// Whether the journal has to be written anew: its end is torn, or it has much that counts no more.
+    /// True if the journal must be rewritten: its end is torn, or it has many obsolete records.
     pub fn journal_is_long(&self) -> bool {
         let journal = self.journal.lock();
         journal.is_torn || journal.records > 2 * self.index.stored() + 10_000
     }
 
-    /// The journal was written anew, with so many records.
+    /// Notes that the journal was rewritten with this many records.
     pub fn note_journal(&self, records: u64) {
         let mut journal = self.journal.lock();
         (journal.records, journal.is_torn) = (records, false);
     }
 
-    /// An entry as the journal has it.
+    /// The record of an entry.
     pub fn record_of(&self, entry: &Entry) -> Option<Record> {
         match entry.kind {
             Kind::Varies(list) => {
@@ -94,7 +94,7 @@ impl CacheZone {
         }
     }
 
-    /// Does again what the journal says.
+    /// Applies a record of the journal.
     pub fn replay(self: &Arc<Self>, record: Record, now: u64) {
         match record {
             Record::Stored { id, number, size, times, must_revalidate } => {
@@ -104,15 +104,14 @@ impl CacheZone {
                     let mut entry = Entry::new(id, Kind::Stored, now);
                     (entry.number, entry.size, entry.must_revalidate) = (number, self.room_for(size), must_revalidate);
                     [entry.fresh_until, entry.stale_while_revalidate, entry.stale_if_error, entry.received] = times;
-                    // Hits are not in the journal, so it counts as asked for now: what nobody wants goes when it has
-                    // been here for `inactive` again.
-                    // What does not fit stays on disk for the loader.
+                    // Requests are not in the journal, so the entry is treated as requested now: an unused one is
+                    // removed after another `inactive`. An entry that does not fit stays on disk for the loader.
                     self.index.insert(entry);
                 }
             }
             Record::Varies { id, number, names } => {
                 self.note_number(number);
-                // Purged, or one too many: it is as if it were not there.
+                // Purged, or the table is full: the record is ignored.
                 let _ = self.note_vary(&id, &names, number, None, now);
             }
             Record::Searches { id, number, rules } => {

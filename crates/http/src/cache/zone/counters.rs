@@ -1,36 +1,36 @@
-//! What a cache has done, counted.
+//! Counters of a cache.
 
 use std::sync::atomic::AtomicU64;
 
 use gale_base::tally::Tally;
 
-/// What a cache has done, since the process began.
+/// Counters of a cache since the process began.
 #[derive(Default, Debug)]
 pub struct Counters {
-    /// Requests by what the cache has done for them, and what was stored because of them.
+    /// Requests by cache status, and the responses stored for them.
     pub uses: Uses,
-    /// Read while somebody else fetched it.
+    /// Requests that read a response while another one fetched it.
     pub collapsed: AtomicU64,
-    /// Taken out to make room.
+    /// Entries evicted to make room.
     pub evicted: AtomicU64,
-    /// What the disk could not do.
+    /// Disk operations that failed.
     pub disk_errors: AtomicU64,
-    /// How often a request did not wait any longer for the disk.
+    /// Requests that stopped waiting for the disk.
     pub disk_timeouts: AtomicU64,
-    /// Files that were not what had been written.
+    /// Files that were damaged.
     pub damaged: AtomicU64,
     /// Files that the loader has found.
     pub loaded: AtomicU64,
 }
 
-/// In how many ways a request may use a cache: as many as nginx has words for.
+/// Number of cache statuses, which are nginx's.
 pub const WAYS: usize = 7;
 
-/// Uses of a cache, by their way: how many, and their bytes; then what was stored because of them, the same.
+/// Four counters for each status: responses, their bytes, responses stored, their bytes.
 #[derive(Debug, Default)]
 pub struct Uses(Tally<{ 4 * WAYS }>);
 
-/// How often a cache was used in one way.
+/// Figures of one status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UseFigures {
     /// Responses to clients.
@@ -44,21 +44,21 @@ pub struct UseFigures {
 }
 
 impl Uses {
-    /// A client has its response.
+    /// Counts a response to a client.
     pub fn count(&self, way: usize, bytes: u64) {
         let own = self.0.own();
         own.add(4 * way + 1, bytes);
         own.add(4 * way, 1);
     }
 
-    /// A response was stored.
+    /// Counts a stored response.
     pub fn count_written(&self, way: usize, bytes: u64) {
         let own = self.0.own();
         own.add(4 * way + 3, bytes);
         own.add(4 * way + 2, 1);
     }
 
-    /// The figures by way.
+    /// The figures of all statuses.
     pub fn figures(&self) -> [UseFigures; WAYS] {
         let counters = self.0.since_reset();
         std::array::from_fn(|way| UseFigures {
@@ -69,7 +69,7 @@ impl Uses {
         })
     }
 
-    /// What was counted so far counts no more.
+    /// Resets all figures.
     pub fn reset(&self) {
         self.0.reset();
     }

@@ -1,14 +1,14 @@
-//! How the disk of a cache is: whether requests should wait for it at all.
+//! Health of a cache's disk: decides whether requests wait for it.
 //!
-//! A request that has waited as long as it may goes to its server. What that says of the disk depends on what the disk
-//! did meanwhile:
+//! A request that has waited for `cache_disk_timeout` goes to its server. What that tells about the disk depends on
+//! other requests meanwhile:
 //!
-//! | meanwhile | the disk is | so |
+//! | meanwhile the disk has | it is | and so |
 //! |---|---|---|
-//! | it has answered somebody | saturated, or slow | others go on waiting for it, each for as long as it may |
-//! | it has answered nobody | silent | others do not wait for it, but for one in a second, until it answers |
+//! | answered another request | saturated, or slow | requests continue to wait for it, each up to the timeout |
+//! | answered no request | silent | only one request a second waits for it, until it answers |
 //!
-//! Only what has waited for the disk is an answer: what was found in memory says nothing.
+//! Only an operation that had to wait for the disk counts as an answer: data found in memory tells nothing.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -17,27 +17,27 @@ use gale_runtime::files::{has_device_answered_since, is_device_reading};
 use gale_runtime::{Device, Moment, now_anywhere, watch_waiting};
 use parking_lot::Mutex;
 
-/// How often a disk that does not answer is tried.
+/// Interval at which a silent disk is tried.
 const TRY_EVERY: Duration = Duration::from_secs(1);
 
-/// How a cache's disk is: whether requests should wait for it at all.
+/// Health of a cache's disk, see the head of the file.
 #[derive(Default)]
 pub struct Disk {
-    /// Since when nothing has come back from it, as nanoseconds; 0 if it is well.
+    /// Time at which it became silent, in nanoseconds; 0 if it is not.
     silent_since: AtomicU64,
     next_try: AtomicU64,
-    /// When something came back last; 0 = never.
+    /// Time of its last answer; 0 = never.
     answered_at: AtomicU64,
-    /// When a write has ended last; 0 = never. It may have gone no further than to memory.
+    /// Time at which the last write ended; 0 = never. The data may have gone no further than to memory.
     written_at: AtomicU64,
-    /// Calls of threads that may be waiting for it.
+    /// Calls in progress that may be waiting for it.
     calls: AtomicU32,
-    /// Which one was found silent: a cache may lie on several.
+    /// The device that was found silent: a cache may span several.
     silent_device: Mutex<Option<Device>>,
 }
 
 impl Disk {
-    /// Whether a request may wait for it. While it does not answer, one in a second tries.
+    /// True if a request may wait for the disk. One request a second may try a silent one.
     pub fn may_try(&self, now: Moment) -> bool {
         if self.is_well() {
             return true;
@@ -47,7 +47,7 @@ impl Disk {
         now >= next && self.next_try.compare_exchange(next, then, Relaxed, Relaxed).is_ok()
     }
 
-    /// Makes a call that may wait for it, on a thread of a pool. If the thread has waited, the disk has answered.
+    /// Makes a call that may wait for the disk, on a thread of a pool. If the thread has waited, the disk has answered.
     pub fn watch<T>(&self, call: impl FnOnce() -> T) -> T {
         let counted = Call::begin(&self.calls);
         let (result, has_waited) = watch_waiting(call);
@@ -59,8 +59,8 @@ impl Disk {
         result
     }
 
-    /// Something was found in memory. Where all of it is there nobody can wait for the disk: if nobody does, it is as
-    /// good as well.
+    /// Notes that data was found in memory. If no call is waiting for the disk, it is then regarded as well: while all
+    /// data is in memory, no call could show that it answers.
     pub fn note_tried(&self) {
         if self.silent_since.load(Relaxed) != 0
             && self.calls.load(Relaxed) == 0
@@ -71,7 +71,7 @@ impl Disk {
         }
     }
 
-    /// It has answered.
+    /// Notes an answer.
     pub fn note_alive(&self, now: Moment) {
         self.answered_at.fetch_max(now.as_nanos(), Relaxed);
         if self.silent_since.load(Relaxed) != 0 {
@@ -79,23 +79,23 @@ impl Disk {
         }
     }
 
-    /// A write has ended that somebody has waited for.
+    /// Notes the end of a write that a call has waited for.
     pub fn note_written(&self, now: Moment) {
         self.written_at.fetch_max(now.as_nanos(), Relaxed);
     }
 
-    /// Whether it has answered since then: this cache, or anybody who reads from the device.
+    /// True if it has answered since then: this cache, or any other reader of the device.
     pub fn has_answered_since(&self, device: Device, then: Moment) -> bool {
         self.answered_at.load(Relaxed) > then.as_nanos() || has_device_answered_since(device, then)
     }
 
-    /// Whether it has ended a write since then.
+    /// True if a write has ended since then.
     pub fn has_written_since(&self, then: Moment) -> bool {
         self.written_at.load(Relaxed) > then.as_nanos()
     }
 
-    /// A request has waited for this device as long as it may, and nothing has come back meanwhile. True if that is
-    /// news.
+    /// Notes that a request has waited for this device in vain, and no other one got an answer. True if the disk was
+    /// not silent before.
     pub fn note_silent(&self, device: Device, now: Moment) -> bool {
         let now = now.as_nanos().max(1);
         self.next_try.store(now + TRY_EVERY.as_nanos() as u64, Relaxed);
@@ -103,13 +103,13 @@ impl Disk {
         self.silent_since.compare_exchange(0, now, Relaxed, Relaxed).is_ok()
     }
 
-    /// Whether it answers.
+    /// True if the disk is not silent.
     pub fn is_well(&self) -> bool {
         let silent_since = self.silent_since.load(Relaxed);
         if silent_since == 0 {
             return true;
         }
-        // Nobody may be left who waits for what was read since.
+        // The request that started a read answered since may be gone.
         let device = *self.silent_device.lock();
         let answers = device.is_some_and(|device| has_device_answered_since(device, Moment::from_nanos(silent_since)));
         if answers {
@@ -123,7 +123,7 @@ impl Disk {
     }
 }
 
-/// A call that is under way, also if it panics.
+/// A call in progress; dropped also if the call panics.
 struct Call<'a>(&'a AtomicU32);
 
 impl<'a> Call<'a> {

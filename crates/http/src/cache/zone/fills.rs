@@ -1,4 +1,4 @@
-//! What is being fetched for a cache: who fetches, who reads along, and which of two comes first.
+//! Responses being fetched for a cache: their fetching requests, their readers, and the order of two of the same id.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
@@ -15,29 +15,30 @@ use crate::cache::format::Meta;
 use crate::cache::index::Entry;
 use crate::cache::key::Id;
 
-/// Most bytes that wait in memory until they are in files: beyond, what comes is not stored.
+/// Maximum size of response bodies that wait in memory for their files: beyond it, further ones are not stored.
 pub const UNSTORED_BYTES_MAX: u64 = 128 << 20;
 
-/// Parts of the table of fills.
+/// Number of locks for the table of fills.
 pub(super) const FILL_SHARDS: usize = 16;
 
-/// All fills that may still be stored, listed or not.
+/// All fills that may still be stored, in the table or not.
 #[derive(Default)]
 pub(super) struct InFlight {
     numbers: BTreeSet<u64>,
-    /// How many there are of each key.
+    /// Number of fills for each key.
     pub(super) keys: HashMap<Id, usize>,
 }
 
-/// What is being fetched under a name.
+/// The fills of an id.
 pub(super) struct Listed {
-    /// The latest.
+    /// The latest fill.
     pub(super) fill: Arc<Fill>,
-    /// The one before it: it is read until it is in its file, or the latest can be read or is in its file.
+    /// The fill before it. It is readable until it is in its file, or the latest is readable or in its file.
     pub(super) before: Option<Arc<Fill>>,
 }
 
-/// Whoever asks the server for what is to be stored. Dropped before the head has come, it leaves others to ask.
+/// The right and duty to ask a server for a response to store. If it is dropped before the head has arrived, another
+/// request takes over.
 pub struct Lead {
     zone: Arc<CacheZone>,
     fill: Arc<Fill>,
@@ -57,14 +58,14 @@ impl Lead {
         &self.fill
     }
 
-    /// The head has come, of what will be stored under this name: whoever waits, and asks for the same, reads it from
-    /// now on.
+    /// Notes that the head has arrived, for an entry of this id. From now on, waiting requests for the same response
+    /// read it.
     pub fn begin(mut self, id: Id, meta: Arc<Meta>, length: Option<u64>) -> Arc<Fill> {
         self.has_begun = true;
         if self.is_listed && id != self.id {
             unlist(&mut self.zone.fills_of(&self.id).lock(), &self.fill, &self.id);
         }
-        // The latest counts, also one that was asked for later and is stored already.
+        // The latest response is kept, even if it was requested later and is already stored.
         let is_later = |entry: Option<&mut Entry>| entry.is_some_and(|entry| entry.number > self.fill.number);
         let mut fills = self.zone.fills_of(&id).lock();
         if !self.zone.index.with(&id, is_later) {
@@ -85,11 +86,11 @@ impl Drop for Lead {
     }
 }
 
-/// A fill that was found under its name by somebody who may read it: until this is dropped it has a reader.
+/// A readable fill that was found under its id. It counts as a reader until it is dropped.
 pub struct FoundFill(Arc<Fill>);
 
 impl FoundFill {
-    /// Under the lock by which it was found: until that is given back nobody gives it up.
+    /// Called under the lock of the table, so that the fill is not given up in between.
     fn new(fill: &Arc<Fill>) -> FoundFill {
         fill.join();
         FoundFill(Arc::clone(fill))
@@ -110,7 +111,7 @@ impl Drop for FoundFill {
     }
 }
 
-/// Bytes that wait in memory to be stored, or are kept there instead.
+/// Bytes in memory that are counted against a limit, to be stored or kept instead.
 pub struct Reserved {
     zone: Arc<CacheZone>,
     bytes: u64,
@@ -123,11 +124,10 @@ impl Drop for Reserved {
 }
 
 impl CacheZone {
-    /// Begins to fetch something, unless somebody does who has not taken longer than `age_max` yet: that one is
-    /// returned.
+    /// Begins to fetch a response, unless another request has been fetching it for less than `age_max`.
     ///
     /// # Errors
-    /// Somebody fetches it.
+    /// The fill of the other request.
     pub fn begin(self: &Arc<Self>, primary: &Id, id: Id, now: Moment, age_max: Duration) -> Result<Lead, FoundFill> {
         let mut fills = self.fills_of(&id).lock();
         if let Some(Listed { fill, .. }) = fills.get(&id)
@@ -148,7 +148,7 @@ impl CacheZone {
         Ok(Lead { zone: Arc::clone(self), fill, id, is_listed: true, has_begun: false })
     }
 
-    /// Begins to fetch something that others may be fetching, too.
+    /// Begins to fetch a response even if another request is fetching it.
     pub fn begin_beside(self: &Arc<Self>, primary: &Id, id: Id, now: Moment) -> Lead {
         match self.begin(primary, id, now, Duration::MAX) {
             Ok(lead) => lead,
@@ -159,7 +159,7 @@ impl CacheZone {
         }
     }
 
-    /// What is being fetched under this name, or was and is not in its file yet, and can be read.
+    /// The readable fill of this id, whose response is being fetched or is not in its file yet.
     pub(super) fn readable_fill(&self, id: &Id) -> Option<FoundFill> {
         let fills = self.fills_of(id).lock();
         let listed = fills.get(id)?;
@@ -167,28 +167,28 @@ impl CacheZone {
         both.find(|fill| fill.can_be_read() && !fill.is_purged()).map(FoundFill::new)
     }
 
-    /// A fill of a key, with a number of its own: what is purged from now on wins over it.
+    /// Creates a fill of a key with a new number: later purges cover it.
     fn new_fill(&self, primary: Id, now: Moment) -> Arc<Fill> {
         let mut in_flight = self.in_flight.lock();
-        // Under the lock: whoever has a later number, and looks, sees this one.
+        // Under the lock, so that a holder of a later number sees this fill.
         let number = self.next_number();
         in_flight.numbers.insert(number);
         *in_flight.keys.entry(primary).or_default() += 1;
         Arc::new(Fill::new(primary, number, now))
     }
 
-    /// Every fill that may still be stored has this number or a later one.
+    /// The lowest number of a fill that may still be stored.
     pub fn oldest_in_flight(&self) -> u64 {
         self.in_flight.lock().numbers.first().copied().unwrap_or(u64::MAX)
     }
 
-    /// A fill is over: it is looked for no more, and nothing of it is stored from now on.
+    /// Ends a fill: it is no longer found, and nothing of it is stored from now on.
     pub fn end(&self, fill: &Fill, id: &Id) {
         unlist(&mut self.fills_of(id).lock(), fill, id);
         self.forget_in_flight(fill);
     }
 
-    /// As [`CacheZone::end`] for a fill that nobody stores, unless it has a reader. Says whether it is over.
+    /// Like [`CacheZone::end`], for a fill that is not stored and has no reader. Returns whether the fill was ended.
     pub fn end_unread(&self, fill: &Fill, id: &Id) -> bool {
         let mut fills = self.fills_of(id).lock();
         if fill.readers() > 0 {
@@ -212,8 +212,7 @@ impl CacheZone {
         }
     }
 
-    /// Takes so many bytes of what may wait in memory to be stored, or to be asked for. `None`: with them there is more
-    /// of it than `most`.
+    /// Reserves bytes for data in memory that waits to be stored or requested. `None` if the total would exceed `most`.
     pub fn reserve(self: &Arc<Self>, bytes: u64, most: u64) -> Option<Reserved> {
         let before = self.unstored_bytes.fetch_add(bytes, Relaxed);
         let reserved = Reserved { zone: Arc::clone(self), bytes };
@@ -225,7 +224,7 @@ impl CacheZone {
     }
 }
 
-/// Lists a fill as the latest of its name.
+/// Lists a fill as the latest of its id.
 fn list(fills: &mut HashMap<Id, Listed>, id: Id, fill: &Arc<Fill>) {
     let before = fills.remove(&id).and_then(|listed| match listed.fill.can_be_read() {
         true => Some(listed.fill),
@@ -247,7 +246,7 @@ pub(super) fn unlist(fills: &mut HashMap<Id, Listed>, fill: &Fill, id: &Id) {
     }
 }
 
-/// What has this number is stored under its name: neither it nor what is older is looked for any more.
+/// Removes the fills of an id up to this number, which is now stored.
 pub(super) fn unlist_until(fills: &mut HashMap<Id, Listed>, id: &Id, number: u64) {
     let Some(Listed { fill, before }) = fills.remove(id) else { return };
     let mut newer = std::iter::once(fill).chain(before).filter(|fill| fill.number > number);
@@ -256,7 +255,7 @@ pub(super) fn unlist_until(fills: &mut HashMap<Id, Listed>, id: &Id, number: u64
     }
 }
 
-/// The bytes of pieces.
+/// The length of all pieces.
 pub fn total(pieces: &[Bytes]) -> u64 {
     pieces.iter().map(|piece| piece.len() as u64).sum()
 }
@@ -294,7 +293,7 @@ mod tests {
             let Ok(lead) = begin() else { panic!("no request fetches it any longer") };
             let found = zone.readable_fill(&id).expect("it is still there");
             assert!(Arc::ptr_eq(&found, &fill));
-            // The next one takes its place when its head has come.
+            // The next fill replaces it when its head has arrived.
             let next = lead.begin(id, Arc::default(), None);
             assert!(Arc::ptr_eq(&zone.readable_fill(&id).expect("it can be read"), &next));
         });

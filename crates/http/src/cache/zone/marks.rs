@@ -1,5 +1,5 @@
-//! What responses depend on besides their keys: the fields that `Vary` names, and the rules of `No-Vary-Search`. The
-//! index has numbers for them, which are rows in these tables; a *mark* is the entry that has one, with its file.
+//! Dependencies of responses besides their keys: the fields in `Vary` and the rules of `No-Vary-Search`. The index
+//! stores row numbers of these tables. A *mark* is the entry with such a number, with its file.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ pub(super) type VaryLists = TextTable<()>;
 pub(super) type KnownRules = TextTable<Arc<SearchRules>>;
 
 impl CacheZone {
-    /// Notes that what a key stands for depends on these fields, in a mark whose file is so long, if that is known.
-    /// Returns the number that variants' names are made of.
+    /// Records that the response of a key depends on these fields, in a mark whose file has this size, if that is
+    /// known. Returns the number that the sums of variants are computed from.
     ///
     /// # Errors
-    /// It was purged since, or nothing more can be noted.
+    /// The mark was purged since, or the table is full.
     pub fn note_vary(
         self: &Arc<Self>,
         primary: &Id,
@@ -52,25 +52,25 @@ impl CacheZone {
         Ok(number)
     }
 
-    /// Whether there may be marks of `No-Vary-Search`.
+    /// True if there may be marks of `No-Vary-Search`.
     pub fn has_searches(&self) -> bool {
         !self.search_rules.is_empty()
     }
 
-    /// The rules of a mark, which counts as asked for, and its number.
+    /// The rules and the number of a mark; counts a request for it.
     pub fn search(&self, mark: &Id, now: u64) -> Option<(Arc<SearchRules>, u64)> {
-        // Held while the index is asked: the row has the mark's rules, and no later ones.
+        // Held during the lookup, so that the row still has the rules of this mark.
         let known = self.search_rules.read();
         let entry = self.index.touch(mark, now)?;
         let Kind::Searches(row) = entry.kind else { return None };
         Some((Arc::clone(&known.get(row)?.1), entry.number))
     }
 
-    /// Notes which differences between queries matter in what has this mark, by the text of the rules. The mark's file
-    /// is so long, if that is known. Returns the number that is in the keys of entries.
+    /// Records the rules of a mark, whose file has this size, if that is known. Returns the number for the keys of its
+    /// entries.
     ///
     /// # Errors
-    /// It was purged since, later rules hold, or nothing more can be noted.
+    /// The mark was purged since, has later rules, or the table is full.
     pub fn note_search(
         self: &Arc<Self>,
         mark: &Id,
@@ -110,7 +110,7 @@ impl CacheZone {
         }
     }
 
-    /// What has found no row since this was asked before, with the number of rows.
+    /// The tables that became full since the last call, with their number of rows.
     pub fn take_full_tables(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let lists = self.vary_lists.take_news().then_some(("different \"Vary\" fields", ROWS_MAX));
         let rules = self.search_rules.take_news().then_some(("different \"No-Vary-Search\" rules", ROWS_MAX));
@@ -118,7 +118,7 @@ impl CacheZone {
     }
 }
 
-/// How long the file of a mark with this text is, if its key is short. The loader finds how long it is.
+/// Length of a mark's file with this text, if its key is short. The loader finds the exact length.
 fn likely_mark_length(text: &[u8]) -> u64 {
     file_length(&Meta { variant: text.into(), ..Meta::default() }, 0)
 }
@@ -153,12 +153,12 @@ mod tests {
             }
             let new = ROWS_MAX;
             assert_eq!(note(&zone, &id(new), new, 8), Err(NotStored::TooManyRules));
-            // What is known goes on.
+            // A known list can still be used.
             assert_eq!(note(&zone, &id(new + 1), 5, 9), Ok(9));
             assert_eq!(zone.take_full_tables().count(), 1);
             assert_eq!(note(&zone, &id(new), new, 8), Err(NotStored::TooManyRules));
             assert_eq!(zone.take_full_tables().count(), 0, "it is told once");
-            // Two marks have the first of these.
+            // Two marks use the first of these rows.
             for gone in [5, 6] {
                 assert!(zone.index.remove(&id(gone), |_| true).is_some());
             }

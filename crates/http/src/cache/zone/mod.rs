@@ -1,15 +1,15 @@
-//! A cache, by the name of its zone: the index, what is being fetched, what was purged, and how the disk is.
+//! A cache, by the name of its zone: the index, responses in flight, purges, and the health of the disk.
 //!
-//! It belongs to the process and goes on over reloads. Nothing here waits: files are the work of pools, whose tasks
-//! tell by [`Disk`] how they fared. What the index has is checked against the file when that is opened, so that neither
-//! a lost nor a foreign file is ever served.
+//! It belongs to the process and continues over reloads. Nothing here blocks: files are handled in pools, whose tasks
+//! report to [`Disk`]. An entry of the index is checked against its file when that is opened, so a missing or foreign
+//! file is never served.
 //!
 //! ```text
-//!   fills      what is being fetched                      counters   what it has done
-//!   storing    how entries come                           disk       how its disk is
-//!   removing   how they go, and their files               marks      what responses depend on besides their keys
-//!   purging    what purges do at once, and afterwards     text_table the tables of that
-//!                                                         changes    what is to be written to the journal
+//!   fills      responses in flight                        counters   its counters
+//!   storing    adding and renewing entries                disk       health of its disk
+//!   removing   removing entries and their files           marks      dependencies of responses besides their keys
+//!   purging    purges, at once and afterwards             text_table the tables of marks
+//!                                                         changes    pending changes for the journal
 //! ```
 
 mod changes;
@@ -49,87 +49,87 @@ pub use disk::Disk;
 pub use fills::{FoundFill, Lead, Reserved, UNSTORED_BYTES_MAX, total};
 pub use purging::Purged;
 
-/// How many requests are told that the journal was read; the others wait as long as they may.
+/// Maximum number of requests woken when the journal was read; others wait until their timeout.
 const WAITING_MAX: usize = 4096;
 
-/// How many files may get their names at the same time, or lose them.
+/// Number of locks for renaming and removing files.
 const NAMING_SHARDS: usize = 64;
 
-/// In which units files take room of most disks, in bytes.
+/// Allocation unit of most file systems, in bytes.
 const BLOCK_SIZE: u64 = 4096;
 
-/// The unit that holds for disks that say something of their blocks that cannot be: as in nginx.
+/// Allocation unit if the file system reports an implausible one, as in nginx.
 const BLOCK_SIZE_LEAST: u64 = 512;
 
-/// For how long nobody waits for what came and may not be stored.
+/// Time for which requests do not wait for each other after a response that must not be stored.
 const UNCACHEABLE_SECONDS: u64 = 10;
 
-/// See the file's head.
+/// A cache, see the head of the file.
 pub struct CacheZone {
     /// The name of the zone.
     pub name: BString,
-    /// Where its files are.
+    /// The directory of its files.
     pub directory: CacheDirectory,
     /// Its entries.
     pub index: Index,
-    /// What was purged.
+    /// Its purges.
     pub purges: Purges,
-    /// What it has done.
+    /// Counters since the process began.
     pub counters: Counters,
-    /// How its disk is.
+    /// Health of its disk.
     pub disk: Disk,
     options: RwLock<Arc<PathOptions>>,
     fills: [Mutex<HashMap<Id, Listed>>; FILL_SHARDS],
     in_flight: Mutex<InFlight>,
-    /// Held by threads of pools while a file gets or loses its name, so that index and directory say the same.
+    /// Locks held by pool threads while they rename or remove a file, so that index and directory agree.
     naming: [Mutex<()>; NAMING_SHARDS],
     vary_lists: VaryLists,
     search_rules: KnownRules,
-    /// When something was purged by a key, by the mark that is for it: what was asked for before may come with rules,
-    /// and be of that key, too.
+    /// Number of the last purge by key, by the mark for that key: a response requested before may arrive with rules,
+    /// and belong to that key too.
     search_purges: Box<[AtomicU64]>,
     last_number: AtomicU64,
     unstored_bytes: AtomicU64,
-    /// Bytes of files that are about to get their names: `max_size` has room for them.
+    /// Bytes of files about to be renamed into place, counted against `max_size`.
     promised_bytes: AtomicU64,
-    /// In which units files take room of the disk, in bytes.
+    /// Allocation unit of the file system, in bytes.
     block_size: AtomicU64,
-    /// The index does not know all files yet.
+    /// True until the index knows all files.
     is_cold: AtomicBool,
-    /// A pool looks whether a file is still there.
+    /// True while a pool checks whether a file still exists.
     is_looked_at: AtomicBool,
     turn: AtomicU64,
     last_failure: Mutex<Option<String>>,
-    /// What came last could not be stored.
+    /// True if the last response could not be stored.
     is_failing: AtomicBool,
     journal: Mutex<Journal>,
     journal_turn: Mutex<()>,
     is_ready: AtomicBool,
-    /// A request has waited for the journal as long as it may.
+    /// True if a request has timed out waiting for the journal.
     is_journal_late: AtomicBool,
     waiting: Mutex<Vec<Waker>>,
 }
 
-/// What there is under a name.
+/// Result of a lookup.
 pub enum Lookup {
-    /// It is coming, or was just here and is not in its file yet.
+    /// A response that is arriving, or has arrived and is not in its file yet.
     Coming(FoundFill),
-    /// There is a file.
+    /// An entry with a file.
     Entry(Entry),
-    /// The server failed with this status a moment ago.
+    /// The server failed with this status recently.
     Error(u16),
-    /// It depends on the request: on these fields, with this number.
+    /// The response depends on these request fields; with the number of the mark.
     Varies(Arc<[u8]>, u64),
-    /// There is nothing. How often it was asked for; whether it is known that it may not be stored.
+    /// Nothing can be used.
     Nothing {
-        /// This time included.
+        /// Number of requests, including this one.
         uses: u64,
-        /// Nobody should wait for another's answer.
+        /// True if the last response must not be stored: requests do not wait for each other.
         is_uncacheable: bool,
     },
 }
 
-/// A look at a file, until it is dropped.
+/// A check whether a file still exists; ends when it is dropped.
 pub struct Look(Arc<CacheZone>);
 
 impl Look {
@@ -146,7 +146,7 @@ impl Drop for Look {
 }
 
 impl CacheZone {
-    /// An empty one, whose index takes at most `bytes`.
+    /// Creates an empty cache whose index takes at most `bytes`.
     pub fn new(name: BString, directory: CacheDirectory, options: PathOptions, bytes: usize) -> CacheZone {
         CacheZone {
             name,
@@ -179,20 +179,20 @@ impl CacheZone {
         }
     }
 
-    /// The parameters now.
+    /// The current parameters.
     pub fn options(&self) -> Arc<PathOptions> {
         Arc::clone(&self.options.read())
     }
 
-    /// From now on these are the parameters.
+    /// Replaces the parameters.
     pub fn set_options(&self, options: PathOptions) {
         *self.options.write() = Arc::new(options);
     }
 
-    /// Asks the disk in which units files take room, where that may block.
+    /// Asks the file system for its allocation unit; may block.
     ///
     /// # Errors
-    /// The disk's.
+    /// Those of the disk.
     pub fn learn_block_size(&self) -> std::io::Result<()> {
         let size = rustix::fs::statvfs(&self.directory.path)?.f_bsize;
         let is_likely = (BLOCK_SIZE_LEAST..=BLOCK_SIZE).contains(&size) && size.is_power_of_two();
@@ -200,28 +200,28 @@ impl CacheZone {
         Ok(())
     }
 
-    /// How much room a file of this length takes: what `max_size` is about.
+    /// Space that a file of this length takes, as counted against `max_size`.
     pub fn room_for(&self, size: u64) -> u64 {
         let rest = self.block_size.load(Relaxed) - 1;
         size.saturating_add(rest) & !rest
     }
 
-    /// Tells caches apart.
+    /// A number that identifies the cache.
     pub fn identity(self: &Arc<Self>) -> usize {
         Arc::as_ptr(self) as usize
     }
 
-    /// Whether there may be files that the index does not know.
+    /// True if there may be files that the index does not know.
     pub fn is_cold(&self) -> bool {
         self.is_cold.load(Relaxed)
     }
 
-    /// Whether the index knows all files.
+    /// Sets whether there may be files that the index does not know.
     pub fn set_cold(&self, is_cold: bool) {
         self.is_cold.store(is_cold, Relaxed);
     }
 
-    /// The journal was read: what was purged is known.
+    /// Notes that the journal was read, so all purges are known.
     pub fn set_ready(&self) {
         self.disk.note_alive(gale_runtime::now_anywhere());
         self.is_ready.store(true, Release);
@@ -229,18 +229,18 @@ impl CacheZone {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether files may be served.
+    /// True if files may be served.
     pub fn is_ready(&self) -> bool {
         self.is_ready.load(Acquire)
     }
 
-    /// Whether a request should wait until files may be served. Once one has done so in vain the others do not, however
-    /// the disk is: a long journal on a slow disk would hold up each of them.
+    /// True if a request should wait until files may be served. After one has timed out, the others do not wait,
+    /// whatever the health of the disk: a long journal on a slow disk would delay each of them.
     pub fn is_ready_soon(&self) -> bool {
         !self.is_ready() && !self.is_journal_late.load(Relaxed) && self.disk.is_well()
     }
 
-    /// A request has waited for that as long as it may. True if that is news.
+    /// Notes that a request has timed out waiting for the journal. True for the first one.
     pub fn note_journal_late(&self) -> bool {
         !self.is_journal_late.swap(true, Relaxed)
     }
@@ -257,7 +257,7 @@ impl CacheZone {
         Poll::Pending
     }
 
-    /// A number that is larger than those before, also than those of earlier processes unless the clock was set back
+    /// Returns a number larger than all before, including those of earlier processes, unless the clock was set back
     /// while none ran.
     pub fn next_number(&self) -> u64 {
         let now = gale_runtime::wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
@@ -265,24 +265,24 @@ impl CacheZone {
         self.last_number.fetch_update(Relaxed, Relaxed, next).map_or(now, |last| now.max(last + 1))
     }
 
-    /// There is an entry with this number.
+    /// Notes the number of an existing entry.
     pub fn note_number(&self, number: u64) {
         self.last_number.fetch_max(number, Relaxed);
     }
 
-    /// The file of an entry.
+    /// The path of an entry's file.
     pub fn path_of(&self, id: &Id) -> PathBuf {
         path_of(&self.directory.path, &self.directory.levels, id)
     }
 
-    /// What there is under this name. It counts as asked for.
+    /// Looks an id up and counts the request.
     pub fn look(self: &Arc<Self>, id: &Id, now: u64) -> Lookup {
         if let Some(fill) = self.readable_fill(id) {
             return Lookup::Coming(fill);
         }
         match self.index.touch(id, now) {
             None => {
-                // As nginx: whoever asks is counted.
+                // As in nginx, each request is counted.
                 self.put(Entry { uses: 1, ..Entry::new(*id, Kind::Counted, now) });
                 Lookup::Nothing { uses: 1, is_uncacheable: false }
             }
@@ -293,7 +293,7 @@ impl CacheZone {
                     Some((names, ())) => Lookup::Varies(Arc::clone(names), entry.number),
                     None => Lookup::Nothing { uses: entry.uses.into(), is_uncacheable: false },
                 },
-                // A key of a request is no mark's.
+                // A key of a request is never that of a mark.
                 kind => {
                     let is_uncacheable = kind == Kind::Uncacheable && entry.is_fresh(now);
                     Lookup::Nothing { uses: entry.uses.into(), is_uncacheable }
@@ -302,14 +302,13 @@ impl CacheZone {
         }
     }
 
-    /// Whether there is a file, and fresh, of another number than this one: what somebody else has fetched a moment
-    /// ago.
+    /// True if a fresh file with another number than `seen` exists: another request has just fetched it.
     pub fn has_fresh(&self, id: &Id, seen: Option<u64>, now: u64) -> bool {
         let is_new = |entry: &Entry| entry.kind == Kind::Stored && entry.is_fresh(now) && Some(entry.number) != seen;
         self.index.with(id, |entry| entry.is_some_and(|entry| is_new(entry)))
     }
 
-    /// How new what is found under a name is; `None` if it is nothing.
+    /// Number of the newest response under this id, or `None` if there is none.
     pub fn newest(&self, id: &Id, now: u64) -> Option<u64> {
         if let Some(fill) = self.readable_fill(id) {
             return Some(fill.number);
@@ -321,12 +320,12 @@ impl CacheZone {
         })
     }
 
-    /// The server failed with this status, which holds for so many seconds.
+    /// Notes that the server failed with this status, for `valid` seconds.
     pub fn note_error(self: &Arc<Self>, id: &Id, status: u16, valid: u32, now: u64) {
         self.note(id, Kind::Error(status), now + u64::from(valid), now);
     }
 
-    /// What came may not be stored.
+    /// Notes that the last response must not be stored.
     pub fn note_uncacheable(self: &Arc<Self>, id: &Id, now: u64) {
         self.note(id, Kind::Uncacheable, now + UNCACHEABLE_SECONDS, now);
     }
@@ -346,24 +345,24 @@ impl CacheZone {
         }
     }
 
-    /// A file is not there, or none to be used: the entry goes. The file is nobody's to remove.
+    /// Removes an entry whose file is missing or unusable. The file itself stays.
     pub fn forget(&self, id: &Id, number: u64) {
         self.index.remove(id, |entry| entry.kind == Kind::Stored && entry.number == number);
     }
 
-    /// For a look whether a file is still there: one at a time, so that a disk that hangs is waited for by one thread.
+    /// Begins a check whether a file still exists. Only one runs at a time, so that a hanging disk blocks one thread.
     pub fn begin_look(self: &Arc<Self>) -> Option<Look> {
         let may_look = self.disk.is_well() && !self.is_looked_at.swap(true, Relaxed);
         may_look.then(|| Look(Arc::clone(self)))
     }
 
-    /// Whether the index has a file of this name, of this number or a later one.
+    /// True if the index has a file of this id with this number or a later one.
     fn has_file(&self, id: &Id, number: u64) -> bool {
         let has_file = |entry: &Entry| entry.kind.has_file() && entry.number >= number;
         self.index.with(id, |entry| entry.is_some_and(|entry| has_file(entry)))
     }
 
-    /// Opens the file of an entry, where this may block.
+    /// Opens the file of an entry; may block.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -371,7 +370,7 @@ impl CacheZone {
         let path = self.path_of(id);
         match store::open(&path) {
             Err(OpenError::Foreign | OpenError::Damaged(_)) => {
-                // Perhaps its header was being renewed. Nobody does that now.
+                // Its header may have been rewritten meanwhile. The lock excludes that.
                 let _naming = self.naming_of(id).lock();
                 store::open(&path)
             }

@@ -1,4 +1,4 @@
-//! Purges of a cache: what they take out at once, and what is left of them until all that they mean is gone.
+//! Purges of a cache: what they remove at once, and when they can be forgotten.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -12,22 +12,22 @@ use crate::cache::journal::Record;
 use crate::cache::key::Id;
 use crate::cache::store;
 
-/// How many purges by key are settled in a step.
+/// Purges by key that are settled in one step.
 const SETTLED_AT_ONCE: usize = 256;
 
-/// In how many parts it is noted when something of what has rules was purged.
+/// Number of slots for the times of purges that concern marks with rules.
 pub(super) const SEARCH_PURGES: usize = 1024;
 
-/// What a purge by key has come upon.
+/// Result of a purge by key.
 pub struct Purged {
-    /// There was something.
+    /// True if an entry or a response in flight was purged.
     pub had_any: bool,
-    /// The purge was noted for the journal: more of the key may be found or come.
+    /// True if the purge was noted for the journal: more responses of the key may be found or arrive.
     pub is_noted: bool,
 }
 
 impl Purged {
-    /// What has come of another purge counts, too.
+    /// Adds the result of another purge.
     pub fn join(&mut self, other: Purged) {
         self.had_any |= other.had_any;
         self.is_noted |= other.is_noted;
@@ -35,7 +35,7 @@ impl Purged {
 }
 
 impl CacheZone {
-    /// Purges what is stored under a key, and what is being fetched.
+    /// Purges the stored response of a key, and those being fetched.
     pub fn purge_key(self: &Arc<Self>, id: &Id, is_soft: bool, pool: Option<&ThreadPool>) -> Purged {
         let fills = self.fills_of(id).lock();
         let number = self.next_number();
@@ -47,8 +47,8 @@ impl CacheZone {
         let has_file = |entry: &Entry| entry.kind.has_file();
         let removed = if is_soft { None } else { self.index.remove(id, has_file) };
         let had_any = was_coming || removed.is_some() || is_soft && self.has_file(id, 0);
-        // What the index and the table know has gone by now. The number is for the rest: variants, requests whose
-        // answers have not begun, files that nobody knows yet, and this file until it is gone.
+        // Everything in the index and the table of fills is gone by now. The number covers the rest: variants, requests
+        // whose responses have not begun, files that are not in the index yet, and this file until it is removed.
         let is_noted = had_any || self.is_cold() || self.in_flight.lock().keys.contains_key(id);
         if is_noted {
             self.purges.add_key(id, number, is_soft);
@@ -59,17 +59,17 @@ impl CacheZone {
         Purged { had_any, is_noted }
     }
 
-    /// Purges all that has a tag, or whose key begins so.
+    /// Purges all entries with a tag, or whose keys begin with a prefix.
     pub fn purge_all(self: &Arc<Self>, records: impl IntoIterator<Item = Record>) {
         for record in records {
             self.replay(record.clone(), 0);
-            // Afterwards: a journal that is written anew in between has it from the purges.
+            // In this order: a journal that is rewritten in between takes the record from the purges.
             self.note_change(&record);
         }
     }
 
-    /// Looks at the files of keys that were purged, a few at a time, where that may block: when nothing older is coming
-    /// and the key's own file is gone, nothing finds what is older, variants included, and the purge is forgotten.
+    /// Checks the files of some purged keys; may block. Once no older response is in flight and the key's own file is
+    /// gone, no older response can be found, variants included, and the purge is forgotten.
     pub fn settle_purges(&self) {
         for (id, number) in self.purges.hard_keys_below(self.oldest_in_flight(), SETTLED_AT_ONCE) {
             let _naming = self.naming_of(&id).lock();
@@ -88,13 +88,13 @@ impl CacheZone {
         }
     }
 
-    /// Something that this mark is for is about to be purged by its key. What was asked for before, and comes with
-    /// rules later, is not stored.
+    /// Notes that a key of this mark is about to be purged. A response requested before that arrives with rules is not
+    /// stored.
     pub fn note_search_purge(&self, mark: &Id) {
         self.search_purge_of(mark).fetch_max(self.next_number(), SeqCst);
     }
 
-    /// Whether what has this number was asked for before something was purged that this mark is for.
+    /// True if a key of this mark was purged after the request with this number.
     pub fn is_search_purged(&self, mark: &Id, number: u64) -> bool {
         self.search_purge_of(mark).load(SeqCst) > number
     }

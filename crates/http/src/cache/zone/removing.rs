@@ -1,4 +1,4 @@
-//! How entries go, and their files: to make room, because they are of no use, because somebody has purged them.
+//! Removes entries and their files: to make room, because they are unusable, or because they were purged.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,12 +13,12 @@ use crate::cache::key::Id;
 use crate::cache::settings::Pace;
 use crate::cache::store;
 
-/// How many entries go at most for one that comes: it may be large, and they small. The manager does the rest.
+/// Maximum number of entries removed for a new one, which may be large while they are small. The manager does the rest.
 const SHRINK_AT_ONCE: u64 = 1024;
 
 impl CacheZone {
-    /// Makes room for what is too much for `max_size`: at most so many files, for about so long. True if there is more
-    /// to do.
+    /// Enforces `max_size`: removes at most `pace.files` files, for about `pace.threshold`. True if there is more to
+    /// do.
     pub fn shrink(self: &Arc<Self>, pace: Pace) -> bool {
         let max_size = self.options().max_size;
         let began = std::time::Instant::now();
@@ -35,7 +35,7 @@ impl CacheZone {
         false
     }
 
-    /// Removes files, where this may block, until there is so much room; `None` if there never is.
+    /// Removes files until there is room for `size` bytes; may block. `None` if there never is.
     pub(super) fn make_room(self: &Arc<Self>, size: u64) -> Option<Room<'_>> {
         let max_size = self.options().max_size;
         if size > max_size {
@@ -51,8 +51,8 @@ impl CacheZone {
         Some(room)
     }
 
-    /// `min_free`, where this may block: removes files as long as less is free, at most so many. True if there is more
-    /// to do; what was removed and is still being read is free when that ends.
+    /// `min_free`: removes at most `most` files while less than `least` is free; may block. True if there is more to
+    /// do. The space of a file that is still being read becomes free when that ends.
     pub fn free_space(&self, least: u64, most: u64) -> std::io::Result<bool> {
         let stat = rustix::fs::statvfs(&self.directory.path)?;
         let needed = least.saturating_sub(stat.f_bavail * stat.f_frsize);
@@ -70,7 +70,7 @@ impl CacheZone {
         Ok(false)
     }
 
-    /// Takes one entry out, and has a pool remove its file. False if there is none.
+    /// Evicts one entry and removes its file in a pool. False if there is none.
     pub fn evict_one(self: &Arc<Self>) -> bool {
         let gone = self.take_victim();
         let had_any = gone.is_some();
@@ -86,12 +86,12 @@ impl CacheZone {
         Some(gone)
     }
 
-    /// An entry is of no use any more: it goes, with its file. False if it was not there.
+    /// Removes an unusable entry and its file. False if it was not there.
     pub fn discard(self: &Arc<Self>, id: &Id, number: u64) -> bool {
         let fills = self.fills_of(id).lock();
         for fill in fills.get(id).into_iter().flat_map(|listed| std::iter::once(&listed.fill).chain(&listed.before)) {
             if fill.number == number {
-                // It is whole, and about to get its name.
+                // It is complete, and about to be renamed into place.
                 fill.purge();
             }
         }
@@ -101,19 +101,19 @@ impl CacheZone {
         gone.is_some()
     }
 
-    /// An entry is not what was stored: it goes, with its file. False if it was not there.
+    /// Removes a damaged entry and its file. False if it was not there.
     pub fn discard_damaged(self: &Arc<Self>, id: &Id, number: u64) -> bool {
         let was_there = self.discard(id, number);
         self.counters.damaged.fetch_add(u64::from(was_there), Relaxed);
         was_there
     }
 
-    /// Has the files of entries removed that a service has taken out.
+    /// Removes the files of entries that a service has removed.
     pub fn remove_evicted(self: &Arc<Self>, gone: Vec<Evicted>) {
         self.remove_files(gone, None);
     }
 
-    /// Has a pool remove files of entries that are in the index no more.
+    /// Removes files of entries that are no longer in the index, in a pool.
     pub fn remove_files(self: &Arc<Self>, gone: Vec<Evicted>, pool: Option<&ThreadPool>) {
         if gone.is_empty() {
             return;
@@ -127,7 +127,7 @@ impl CacheZone {
     fn send_to_be_removed(self: &Arc<Self>, gone: Vec<Evicted>, pool: Option<&ThreadPool>) {
         let pool = pool.cloned().unwrap_or_else(default_pool);
         let zone = Arc::clone(self);
-        // Refused, the files stay until the loader finds them or others take their places.
+        // If the pool refuses, the files stay until the loader finds them or others replace them.
         let _ = pool.detach(likely_device(&self.directory.path).writes(), move || {
             for evicted in &gone {
                 zone.remove_file(evicted);
@@ -135,14 +135,13 @@ impl CacheZone {
         });
     }
 
-    /// Removes the file of an entry that has gone, unless another one has come in its place, where this may block.
-    /// False if the disk says no.
+    /// Removes the file of a removed entry, unless a newer one is in its place; may block. False if the disk fails.
     pub fn remove_file(&self, gone: &Evicted) -> bool {
         let _naming = self.naming_of(&gone.id).lock();
         self.has_file(&gone.id, gone.number) || store::remove(&self.path_of(&gone.id)).is_ok()
     }
 
-    /// Removes a file that cannot be used, where this may block, if it still is so when nobody is writing to it.
+    /// Removes an unusable file if it still is unusable once no thread is writing to it; may block.
     pub fn remove_damaged(&self, id: &Id, is_damaged: impl FnOnce() -> bool) {
         let _naming = self.naming_of(id).lock();
         if is_damaged() {
@@ -153,7 +152,7 @@ impl CacheZone {
     }
 }
 
-/// Room for a file that is about to get its name.
+/// Space reserved for a file that is about to be renamed into place.
 pub(super) struct Room<'z> {
     zone: &'z CacheZone,
     size: u64,

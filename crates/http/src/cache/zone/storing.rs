@@ -1,4 +1,4 @@
-//! How entries come: what was fetched gets its name in the directory and its place in the index, or another header.
+//! Adds entries: renames a fetched file into place and adds it to the index, or renews its header.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::cache::purges::Verdict;
 use crate::cache::store::{self, Unnamed};
 
 impl CacheZone {
-    /// Puts an entry into the index; what has to make room goes.
+    /// Adds an entry to the index, evicting others if necessary.
     pub fn put(self: &Arc<Self>, entry: Entry) {
         let record = self.record_of(&entry);
         let gone = self.index.insert(entry);
@@ -28,7 +28,7 @@ impl CacheZone {
         self.remove_files(gone, None);
     }
 
-    /// Puts an entry into the index whose file was found, unless there is one of the name already.
+    /// Adds an entry whose file was found, unless there is one of the same id.
     pub fn put_found(self: &Arc<Self>, entry: Entry) {
         let _naming = self.naming_of(&entry.id).lock();
         if !self.has_file(&entry.id, 0) {
@@ -36,14 +36,14 @@ impl CacheZone {
         }
     }
 
-    /// Gives what was fetched its name, and puts it into the index, where this may block; not if it was purged or a
-    /// later one has come meanwhile.
+    /// Renames the file of a fetched response into place and adds it to the index; may block. Does nothing if the
+    /// response was purged or a later one exists.
     ///
     /// # Errors
-    /// The disk's.
+    /// Those of the disk.
     pub fn commit(self: &Arc<Self>, fill: &Fill, id: &Id, meta: &Meta, file: Unnamed, now: u64) -> std::io::Result<()> {
         let (size, room) = (file.size(), self.room_for(file.size()));
-        // `max_size` holds at once, not when the manager comes.
+        // `max_size` is enforced at once, not by the manager later.
         let Some(_room) = self.make_room(room) else { return Ok(()) };
         {
             let _naming = self.naming_of(id).lock();
@@ -51,7 +51,7 @@ impl CacheZone {
                 return Ok(());
             }
             file.publish(&self.path_of(id))?;
-            // A purge by key goes through the table of fills: it comes before this, and is seen, or finds the entry.
+            // A purge by key holds this lock: it either came before and is seen here, or finds the entry.
             let mut fills = self.fills_of(id).lock();
             let is_wanted = self.is_wanted(fill, id, meta);
             if is_wanted {
@@ -59,7 +59,7 @@ impl CacheZone {
                 (entry.number, entry.size) = (meta.number, room);
                 entry.set_lifetime(&meta.lifetime);
                 self.put(entry);
-                // An older one may take longer, and would hide this.
+                // An older fill may take longer, and would hide this entry.
                 unlist_until(&mut fills, id, meta.number);
             } else {
                 unlist(&mut fills, fill, id);
@@ -75,7 +75,7 @@ impl CacheZone {
         Ok(())
     }
 
-    /// Whether what was fetched was neither purged nor overtaken.
+    /// True if the response was neither purged nor replaced by a later one.
     fn is_wanted(&self, fill: &Fill, id: &Id, meta: &Meta) -> bool {
         !fill.is_purged()
             && self.purges.judge(&fill.primary, &meta.key, &meta.tags, meta.number) != Verdict::Gone
@@ -83,12 +83,12 @@ impl CacheZone {
             && !self.has_file(id, meta.number)
     }
 
-    /// Gives a mark its name, where this may block, unless what it says holds no more.
+    /// Renames the file of a mark into place, unless the mark is obsolete; may block.
     ///
     /// # Errors
-    /// The disk's.
+    /// Those of the disk.
     pub fn commit_mark(self: &Arc<Self>, primary: &Id, mark: &Meta, file: Unnamed) -> std::io::Result<()> {
-        // The index has counted it already.
+        // The index has counted its size already.
         let _room = self.make_room(0);
         let _naming = self.naming_of(primary).lock();
         let is_mark = |entry: &Entry| {
@@ -100,7 +100,7 @@ impl CacheZone {
         }
     }
 
-    /// Whether the key that a variant belongs to still has variants of this number.
+    /// True if the key of a variant still has variants of this number.
     fn is_variant_valid(&self, meta: &Meta) -> bool {
         meta.variant.is_empty() || {
             let primary = id_of(&meta.key);
@@ -110,7 +110,7 @@ impl CacheZone {
         }
     }
 
-    /// An entry has another lifetime from now on, before its file says so.
+    /// Sets another lifetime of an entry, before its file has it.
     pub fn renew(&self, id: &Id, number: u64, lifetime: &Lifetime) {
         self.index.with(id, |entry| {
             if let Some(entry) = entry.filter(|entry| entry.kind == Kind::Stored && entry.number == number) {
@@ -119,7 +119,7 @@ impl CacheZone {
         });
     }
 
-    /// An entry is not fresh any more, before its file says so.
+    /// Makes an entry stale, before its file has it.
     pub fn make_stale(&self, id: &Id, number: u64, now: u64) {
         self.index.with(id, |entry| {
             if let Some(entry) = entry.filter(|entry| entry.kind == Kind::Stored && entry.number == number) {
@@ -128,18 +128,18 @@ impl CacheZone {
         });
     }
 
-    /// Has the file of an entry with this number say what `meta` does, which has another one, where this may block. It
-    /// stays as it is if it has gone, or another one has come.
+    /// Replaces the header of the file with this number by `meta`, which has another number; may block. The file stays
+    /// as it is if it was removed or replaced.
     ///
     /// # Errors
-    /// The disk's. What was stored is damaged: then it goes.
+    /// Those of the disk. A damaged entry is removed.
     pub fn renew_file(self: &Arc<Self>, id: &Id, number: u64, meta: &Meta) -> std::io::Result<()> {
         let path = self.path_of(id);
         let Ok(opened) = self.open(id) else { return Ok(()) };
         if opened.header.meta.number != number {
             return Ok(());
         }
-        // The copy is made before the lock is taken: it may be large.
+        // The copy is made before the lock is taken, because it may be large.
         let renewal = store::prepare_renewal(&path, &opened, meta, store::new_number()).inspect_err(|error| {
             if error.kind() == std::io::ErrorKind::InvalidData {
                 self.discard_damaged(id, number);
@@ -160,8 +160,8 @@ impl CacheZone {
         Ok(())
     }
 
-    /// Something could not be stored. If that is since what was there before is damaged, the disk is well otherwise:
-    /// the next response will be stored.
+    /// Notes that a response could not be stored. If the reason is that the old file was damaged, the disk is not at
+    /// fault: the next response will be stored.
     pub fn note_store_failure(&self, path: &Path, error: &std::io::Error) {
         if error.kind() != std::io::ErrorKind::InvalidData {
             self.counters.disk_errors.fetch_add(1, Relaxed);
@@ -171,12 +171,12 @@ impl CacheZone {
         *last = Some(format!("\"{}\" could not be stored {}", path.display(), OsErrorText(error)));
     }
 
-    /// Whether the last response could not be stored.
+    /// True if the last response could not be stored.
     pub fn is_failing(&self) -> bool {
         self.is_failing.load(Relaxed)
     }
 
-    /// What could not be stored last, since this was asked before.
+    /// The last failure to store a response since the previous call.
     pub fn take_store_failure(&self) -> Option<String> {
         self.last_failure.lock().take()
     }

@@ -1,7 +1,7 @@
-//! A table of texts that entries of the index have by their rows, such as lists of fields in `Vary`.
+//! A table of texts, such as lists of fields in `Vary`, that entries of the index refer to by row.
 //!
-//! The index counts how many entries have a row. When the table is full, a row that no entry has gets another text;
-//! if there is none, nothing more is told apart until entries have gone.
+//! The index counts the entries of each row. When the table is full, an unused row gets another text; if there is none,
+//! new texts are refused until entries are removed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::cache::index::{ROWS_MAX, RowUses};
 
-/// See the file's head. What a text means is beside it.
+/// The table, see the head of the file. Each text has a value of type `T`, its meaning.
 pub(super) struct TextTable<T> {
     known: RwLock<Known<T>>,
-    /// Whether there was ever anything in it: read by each request, which then need not write to the lock.
+    /// True if the table ever had a text. Each request reads it, and need not write to the lock if it is false.
     has_any: AtomicBool,
-    /// Something found no row, and nobody was told of it.
+    /// True if a text was refused and that was not reported yet.
     is_news: AtomicBool,
-    /// Something found no row, and nothing has got one since.
+    /// True if a text was refused and none was accepted since.
     is_full: AtomicBool,
 }
 
-/// What is in a table.
+/// The contents of a table.
 pub(super) struct Known<T> {
     rows: Vec<(Arc<[u8]>, T)>,
     by_text: HashMap<Arc<[u8]>, u32>,
@@ -42,18 +42,18 @@ impl<T> Default for TextTable<T> {
 }
 
 impl<T: Clone> TextTable<T> {
-    /// Whether there was never anything in it.
+    /// True if the table never had a text.
     pub fn is_empty(&self) -> bool {
         !self.has_any.load(Acquire)
     }
 
-    /// Its text. As long as this is held, no row gets another text.
+    /// Locks the contents for reading. No row gets another text meanwhile.
     pub fn read(&self) -> RwLockReadGuard<'_, Known<T>> {
         self.known.read()
     }
 
-    /// The row of a text that means this; `None` if all rows are in use. It stays that of the text as long as what
-    /// is returned is held, or an entry has it.
+    /// The row of a text with this meaning; `None` if all rows are in use. The row keeps the text as long as the result
+    /// is held, or an entry uses it.
     pub fn take<'u>(&self, text: &[u8], value: &T, uses: &'u RowUses) -> Option<Taken<'u>> {
         if let Some(&row) = self.known.read().by_text.get(text) {
             return Some(Taken::new(row, uses));
@@ -83,20 +83,20 @@ impl<T: Clone> TextTable<T> {
         Some(Taken::new(row, uses))
     }
 
-    /// Whether it has become full since this was asked before.
+    /// True if a text was refused for the first time since the last call.
     pub fn take_news(&self) -> bool {
         self.is_news.swap(false, Relaxed)
     }
 }
 
 impl<T> Known<T> {
-    /// The text of a row, and what it means.
+    /// The text of a row and its meaning.
     pub fn get(&self, row: u32) -> Option<&(Arc<[u8]>, T)> {
         self.rows.get(row as usize)
     }
 }
 
-/// A row that is used although no entry may have it yet. It is made under the table's lock.
+/// A use of a row before an entry uses it. Created under the table's lock.
 pub(super) struct Taken<'u> {
     /// The row.
     pub row: u32,
