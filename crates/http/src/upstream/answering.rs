@@ -1,4 +1,4 @@
-//! A request under way to a server, and its response, whatever carries them.
+//! A request in flight to a server and its response, on an exclusive connection or a stream of a shared one.
 
 use std::io;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use crate::upstream::response::{self, Interim};
 use crate::upstream::sending::{RequestBody, SendError};
 use crate::upstream::settings::{HiddenFields, UpstreamSettings};
 
-/// See the file's head.
+/// A request in flight, see the head of the file.
 pub(super) struct Answering {
     carrier: Carrier,
     /// The server, once it has answered.
@@ -29,37 +29,38 @@ pub(super) struct Answering {
     upstream: Option<Arc<Upstream<Request>>>,
     pub records: Rc<Records>,
     pub started: Moment,
-    /// The connection itself may stand for its client's user (NTLM, Negotiate), so nobody else may use it.
+    /// True if the connection is authenticated as the client's user (NTLM, Negotiate), so that no other client may use
+    /// it.
     pub is_authenticated: bool,
-    /// Fields that the client does not get behind the body either; `None` if it gets none there.
+    /// Fields that are removed from trailers, too; `None` if trailers are not passed on.
     pub hidden_in_trailers: Option<Arc<HiddenFields>>,
-    /// Its end is somebody else's to tell.
+    /// True if another part reports the end of the attempt.
     is_over: bool,
 }
 
-/// What carries a request and its response.
+/// The carrier of a request and its response.
 #[expect(clippy::large_enum_variant, reason = "the common one is in place; what has it is on the heap already")]
 pub(super) enum Carrier {
-    /// A connection, alone.
+    /// A connection of its own.
     Exclusive(Exclusive),
-    /// A stream of a connection.
+    /// A stream of a shared connection.
     Shared(Box<Shared>),
 }
 
-/// What is known while the head of a response is waited for.
+/// State while the head of a response is awaited.
 #[derive(Default)]
 pub(super) struct Heading {
-    /// How long the server may be silent.
+    /// Read timeout.
     pub silence: Timer,
-    /// That time begins anew, before the next wait.
+    /// True if the timeout is to be restarted before the next wait.
     pub is_heard: bool,
-    /// Sending has failed.
+    /// The error if sending has failed.
     pub broken: Option<io::Error>,
     pub interim: Interim,
 }
 
 impl Answering {
-    /// A request that has begun to be sent.
+    /// Creates the state for a request that is being sent.
     #[inline]
     pub fn begin(
         request: &Request,
@@ -67,7 +68,7 @@ impl Answering {
         records: &Rc<Records>,
         carrier: impl FnOnce() -> Carrier,
     ) -> Box<Answering> {
-        // Nothing is connected where a connection is used again.
+        // A reused connection has no connect time yet.
         records.note(|attempt, now| {
             attempt.connect_time.get_or_insert(now.since(attempt.started));
         });
@@ -84,7 +85,7 @@ impl Answering {
         })
     }
 
-    /// Frames an empty body, too, where a protocol tells its end.
+    /// Frames the end of an empty body, if the protocol does so.
     ///
     /// # Errors
     /// No memory for buffers.
@@ -95,7 +96,7 @@ impl Answering {
         }
     }
 
-    /// Sends on, and reads until the head is there.
+    /// Continues sending, and reads until the head is complete.
     pub fn poll_head(
         &mut self,
         request: &Request,
@@ -109,7 +110,7 @@ impl Answering {
         }
     }
 
-    /// The head says whether its connection is authenticated from now on.
+    /// Notes whether the head asks for authentication of the connection.
     pub fn note_authentication(&mut self, fields: &FieldList) {
         self.is_authenticated |= fields.has(ResponseField::WwwAuthenticate)
             && fields.iter().any(|field| {
@@ -117,7 +118,7 @@ impl Answering {
             });
     }
 
-    /// Whether its connection had carried another request before.
+    /// True if the connection carried another request before.
     pub fn is_reused(&self) -> bool {
         match &self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.is_reused(),
@@ -125,15 +126,15 @@ impl Answering {
         }
     }
 
-    /// Whether its connection stands for the user of its client, who authenticated it (`ntlm`): the response is for
-    /// nobody else, whatever the request says.
+    /// True if the connection is authenticated as the client's user (`ntlm`): the response must not be given to other
+    /// clients, even if the request has no credentials.
     pub fn is_of_user(&self, request: &Request) -> bool {
         let Carrier::Exclusive(exclusive) = &self.carrier else { return false };
         let pool = self.chosen.as_ref().and_then(Chosen::connections);
         exclusive.is_of_user() || self.is_authenticated && pool.is_some_and(|pool| may_bind(request, pool))
     }
 
-    /// What has been sent, in bytes.
+    /// Number of bytes sent.
     pub fn sent(&self) -> u64 {
         match &self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.sending.sent,
@@ -141,7 +142,7 @@ impl Answering {
         }
     }
 
-    /// Something of the client's body was taken that nobody has any more.
+    /// True if a part of the client's body was consumed and is not kept, so that it cannot be sent again.
     pub fn has_taken_body(&self) -> bool {
         match &self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.sending.has_taken_body(),
@@ -149,7 +150,7 @@ impl Answering {
         }
     }
 
-    /// The connection that it shares.
+    /// The shared connection, if it is one.
     pub fn shared(&self) -> Option<&Shared> {
         match &self.carrier {
             Carrier::Exclusive(_) => None,
@@ -157,14 +158,14 @@ impl Answering {
         }
     }
 
-    /// The server was silent for too long.
+    /// Notes a read timeout.
     pub fn note_silence(&self) {
         if let Carrier::Shared(shared) = &self.carrier {
             shared.note_silence();
         }
     }
 
-    /// Whether no response is read: the connection itself is what the client wants.
+    /// True if no response is read, because the client asked for a tunnel (CONNECT).
     pub fn is_tunnel(&self) -> bool {
         match &self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.reader.is_tunnel(),
@@ -172,7 +173,7 @@ impl Answering {
         }
     }
 
-    /// The response has ended as it should: the connection may be used again.
+    /// Ends a complete response; the connection may be reused.
     pub fn finish(mut self: Box<Self>, request: &Request) {
         self.tell_messages(request);
         let Some(mut chosen) = self.chosen.take() else { return };
@@ -194,14 +195,14 @@ impl Answering {
         }
     }
 
-    /// The head has come: who has a session there, now or from now on, is known. Returns the cookie that says so.
+    /// Learns the client's session with this server, once the head is there. Returns the cookie that identifies it.
     pub fn learn_session(&self, request: &Request) -> Option<Vec<u8>> {
         let (upstream, chosen) = (self.upstream.as_ref()?, self.chosen.as_ref()?);
         upstream.learn_session(request, chosen, Learning::HeaderReceived);
         upstream.session_cookie(request, chosen)
     }
 
-    /// The rest of the response is not wanted: unless that is there already, the connection is closed.
+    /// Ends the response early. The connection is closed, unless the rest has already arrived.
     pub fn end_early(mut self: Box<Self>, request: &Request) {
         loop {
             match self.read_body() {
@@ -212,8 +213,8 @@ impl Answering {
         }
     }
 
-    /// Something else is the answer, such as another server's, and nothing of this response is used: unless the rest of
-    /// it is there already, the connection is closed.
+    /// Ends a response that is replaced, by another server's for example. The connection is closed, unless the rest has
+    /// already arrived.
     #[cold]
     pub fn end_replaced(mut self: Box<Self>, request: &Request, chosen: &Chosen) {
         let Carrier::Exclusive(exclusive) = &mut self.carrier else { return };
@@ -226,12 +227,12 @@ impl Answering {
         }
     }
 
-    /// The rest of the response is not wanted: the connection is closed.
+    /// Ends the response early and closes the connection.
     pub fn give_up(self: Box<Self>) {
         drop(self);
     }
 
-    /// The next part of the body out of what has been received.
+    /// Reads the next part of the body from the received bytes.
     pub fn read_body(&mut self) -> Result<BodyRead, Malformed> {
         let read = match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.read_body(),
@@ -243,7 +244,7 @@ impl Answering {
         read
     }
 
-    /// Receives at most `max` bytes; 0 is the end of the connection.
+    /// Receives at most `max` bytes; 0 means the end of the connection.
     pub fn poll_receive(&mut self, max: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let received = ready!(match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.poll_receive(max, context),
@@ -253,7 +254,7 @@ impl Answering {
         Poll::Ready(Ok(received))
     }
 
-    /// Sends what is left of the request.
+    /// Sends the rest of the request.
     pub fn poll_send(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.poll_send(request, context),
@@ -261,7 +262,7 @@ impl Answering {
         }
     }
 
-    /// The server has agreed to a tunnel: what that needs of all this, with what was sent so far.
+    /// Keeps the connection and the record for a tunnel that the server has accepted.
     pub fn into_tunnel(mut self: Box<Self>) -> (Connection, TunnelRecord) {
         let sent = self.sent();
         let connection = match &mut self.carrier {
@@ -273,7 +274,7 @@ impl Answering {
         (connection, TunnelRecord { chosen: self.chosen.take(), records: Rc::clone(&self.records), sent })
     }
 
-    /// Whether the response is whole, once its body has ended.
+    /// True if the response was complete, once its body has ended.
     pub fn is_whole(&self) -> bool {
         match &self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.reader.is_whole(),
@@ -281,7 +282,7 @@ impl Answering {
         }
     }
 
-    /// The fields behind the body.
+    /// Takes the trailers.
     pub fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
         let trailers = match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.reader.take_trailers(),
@@ -293,7 +294,7 @@ impl Answering {
         trailers
     }
 
-    /// Passes the fields behind the body on, where the client may get some.
+    /// Passes trailers to the client, if the response announces any.
     pub fn pass_trailers(&mut self, request: &Request) {
         let trailers = self.take_trailers();
         if let Some(hidden) = self.hidden_in_trailers.as_deref().filter(|_| request.response.has_trailers) {
@@ -301,7 +302,7 @@ impl Answering {
         }
     }
 
-    /// Logs what the server has to say besides its response.
+    /// Logs messages that the server sent besides its response.
     pub fn tell_messages(&mut self, request: &Request) {
         match &mut self.carrier {
             Carrier::Exclusive(exclusive) => tell_messages(&mut *exclusive.reader, request, "reading upstream"),
@@ -310,7 +311,7 @@ impl Answering {
     }
 }
 
-/// A response that is dropped before its end has ended, too.
+/// A response that is dropped early still has to be recorded as ended.
 impl Drop for Answering {
     fn drop(&mut self) {
         if !self.is_over {
@@ -328,11 +329,11 @@ fn note_end(records: &Records, chosen: Option<&Chosen>, sent: u64) {
     }
 }
 
-/// What is told of a tunnel when it ends.
+/// Records of a tunnel, completed when it ends.
 pub(super) struct TunnelRecord {
     chosen: Option<Chosen>,
     records: Rc<Records>,
-    /// What has been sent, in bytes, the request included.
+    /// Number of bytes sent, including the request.
     sent: u64,
 }
 
@@ -354,7 +355,7 @@ impl Drop for TunnelRecord {
     }
 }
 
-/// Logs what a server has to say besides its response.
+/// Logs messages that a server sent besides its response.
 pub(super) fn tell_messages(reader: &mut dyn ResponseReader, request: &Request, action: &str) {
     while let Some(Message { level, text }) = reader.take_message() {
         request.log(level, format_args!("{} while {action}", bstr::BStr::new(&text)));

@@ -1,4 +1,4 @@
-//! Tries servers until one has answered: the rules of `proxy_next_upstream`.
+//! Tries servers until one answers, by the rules of `proxy_next_upstream`.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_next_upstream>)
 
 use std::cell::RefCell;
@@ -35,77 +35,77 @@ use crate::upstream::response::{self, HeadRewriter};
 use crate::upstream::sending::{BodyFraming, Kept, Pieces, RequestBody, SendError};
 use crate::upstream::settings::{RetryOn, UpstreamSettings};
 
-/// A request that is to be passed on, as its module has made it.
+/// A request to be passed on, as its module has prepared it.
 pub struct Passing<'p> {
     /// The servers to choose from.
     pub selection: Selection,
-    /// The group, if sessions stick to its servers.
+    /// The group, if its sessions are sticky.
     pub upstream: Option<Arc<Upstream<Request>>>,
     /// The protocol as messages show it: `http://`.
     pub scheme: &'static str,
-    /// How TLS is spoken to servers, whose names are evaluated for each of them; `None` in the clear.
+    /// Settings of TLS, whose names are evaluated for each server; `None` for plain connections.
     pub tls: Option<Box<PassingTls>>,
-    /// Writes what a server is asked: `uri`, the head in `wire`, and what else depends on it. Called once before all
-    /// servers, or with `request_dynamic` once for each of them.
+    /// Writes the request for a server: `uri`, the head in `wire`, and everything else that depends on it. Called once
+    /// for all servers, or with `request_dynamic` once for each of them.
     pub write: &'p WriteRequest<'p>,
-    /// What is asked of the server, for messages.
+    /// The URI of the request to the server, for messages.
     pub uri: Bytes,
-    /// What goes on the wire before the request's body.
+    /// The part of the request before its body.
     pub wire: Wire<'p>,
     /// The request's body.
     pub body: RequestBody,
-    /// What the location says.
+    /// The settings of the location.
     pub settings: &'p UpstreamSettings,
-    /// How long all of it may take at most, whatever the location says: its client waits no longer.
+    /// Time limit for the whole exchange besides the location's: the client waits no longer.
     pub time_max: Option<Duration>,
-    /// What becomes of the head's fields that name the server.
+    /// Rewrites fields of the response's head that name the server.
     pub rewriter: &'p dyn HeadRewriter,
     /// The protocol that the request asks to change to.
     pub upgrade: Option<Bytes>,
-    /// What the cache has to do with it.
+    /// State of the cache for this request.
     pub caching: Option<Box<Caching>>,
 }
 
-/// Writes a request for a server. An error is the status that answers the client.
+/// Writes a request for a server. An error is the status to answer with.
 pub type WriteRequest<'p> = dyn Fn(&mut Request, &mut Passing<'_>) -> Result<(), u16> + 'p;
 
-/// Writes nothing: the head is the same for all servers and was there before them.
+/// Does nothing, for a head that is the same for all servers and was written before.
 pub fn written_before(_: &mut Request, _: &mut Passing<'_>) -> Result<(), u16> {
     Ok(())
 }
 
-/// How a request goes to a server, and its response comes back.
+/// The kind of connection for a request and its response.
 pub enum Wire<'p> {
-    /// Over a connection that carries nothing else meanwhile.
+    /// A connection that carries only this request at a time.
     Alone(Alone<'p>),
-    /// Over a connection that carries others, too: HTTP/2.
+    /// A connection shared with other requests: HTTP/2.
     Http2(Http2Request),
 }
 
-/// A request that has a connection to itself.
+/// A request with a connection of its own.
 pub struct Alone<'p> {
-    /// The request up to its body, as it goes on the wire; empty until it is written.
+    /// The encoded request up to its body; empty until it is written.
     pub head: Bytes,
-    /// How the body goes on the wire.
+    /// Framing of the body.
     pub framing: &'static dyn BodyFraming,
-    /// Makes a reader for a response.
+    /// Creates a reader for the response.
     pub reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
-    /// Whether a request may go over a connection that was used before.
+    /// True if the request may use an idle connection.
     pub reuses_connections: bool,
 }
 
-/// How a request is passed on over TLS.
+/// TLS settings of a request that is passed on.
 pub struct PassingTls {
-    /// What the configuration asks of servers.
+    /// Settings of the configuration.
     pub client: Arc<TlsClient>,
-    /// The server's name: its certificate has to be for it, if certificates are looked at at all.
+    /// Name that the server's certificate must have, if certificates are verified.
     pub name: Box<[u8]>,
-    /// The names of the certificate that it is shown and of its key, where they depend on the request.
+    /// Names of the client certificate and its key, if they depend on the request.
     pub certificate: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl PassingTls {
-    /// For servers that the URL calls `host`, before names are evaluated that the location has.
+    /// Creates the settings for servers that the URL calls `host`. The location's own names are evaluated later.
     ///
     /// # Panics
     /// The scope was not prepared for TLS.
@@ -115,7 +115,7 @@ impl PassingTls {
         PassingTls { client, name: without_port(host).into(), certificate: None }
     }
 
-    /// Evaluates the names that the location has, for the request and for the server that was chosen.
+    /// Evaluates the location's names for the request and the chosen server.
     pub fn evaluate(&mut self, request: &Request, settings: &UpstreamSettings) {
         if let Some(name) = settings.tls_name.get_opt() {
             self.name = without_port(&name.evaluate(request)).into();
@@ -125,7 +125,7 @@ impl PassingTls {
         }
     }
 
-    /// What is asked of this server: with a certificate that depends on the request it is read now.
+    /// The settings for this server. A client certificate that depends on the request is loaded now.
     pub(super) async fn client(&self) -> Result<Arc<TlsClient>, NamedFailure> {
         match &self.certificate {
             Some((certificate, key)) if self.client.needs_certificate() => {
@@ -136,39 +136,40 @@ impl PassingTls {
     }
 }
 
-/// What is being done, as messages have it.
+/// Current action, for messages.
 const SENDING: &str = "sending request to upstream";
 pub(super) const READING: &str = "reading response header from upstream";
 
-/// How far a request has come with all servers together: what may be done again depends on it.
+/// Progress of a request over all servers, which decides about retries.
 #[derive(Default)]
 struct Progress {
-    /// A byte of it was sent.
+    /// True if a byte of the request was sent.
     is_sent: bool,
-    /// Something of the client's body was taken that nobody has any more.
+    /// True if a part of the client's body was consumed and is not kept.
     has_taken_body: bool,
-    /// The number of the connection whose server did not want it, or that had ended.
+    /// Number of the shared connection to avoid, because its server refused the request or it has ended.
     avoided: Option<u64>,
-    /// How often it was not looked at.
+    /// Number of times that a server has not processed the request.
     unprocessed: u32,
-    /// The beginning of a client's body, where connections are shared.
+    /// The beginning of the client's body, for shared connections.
     kept: Option<Rc<RefCell<Kept>>>,
 }
 
-/// How often a server may have a request sent again that it has not looked at.
+/// Maximum number of repetitions of a request that a server has not processed.
 const UNPROCESSED_MAX: u32 = 3;
 
-/// Why a server did not answer. The error log knows.
+/// Reason for which a server did not answer; already in the error log.
 enum Failure {
-    /// Another one may be tried, if the location says so of this; else this is the status. What was being done.
+    /// Another server may be tried if the location allows it for this condition; otherwise the status is answered. With
+    /// the action for messages.
     OfServer(RetryOn, u16, &'static str),
-    /// The connection had been used before, and the server closed it while it was idle.
+    /// A reused connection, which the server closed while it was idle.
     Stale,
-    /// No other server would do better.
+    /// Another server would fail too.
     Final(u16),
 }
 
-/// Passes a request on and makes the response out of what comes back. The error log knows what went wrong.
+/// Passes a request on and creates the response. Failures are logged.
 pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
     if !*passing.settings.request_dynamic.get()
         && let Err(status) = (passing.write)(request, passing)
@@ -191,7 +192,7 @@ pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
     }
 }
 
-/// Tries servers until one has answered or no other one may be tried.
+/// Tries servers until one answers or no other one may be tried.
 async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: &Rc<Records>) -> Flow {
     let began = gale_runtime::now();
     let mut tries: u64 = 0;
@@ -200,7 +201,7 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
         let started = gale_runtime::now();
         let mut queue_time = None;
         let chosen = match first_bound(request, passing, tries).map_or_else(|| passing.selection.next(), Ok) {
-            // Only a group with a queue pays for waiting.
+            // Boxed, so that only groups with a queue have the future of the wait.
             Err(_) if passing.selection.can_wait() => {
                 let _wait = Wait::begin(request, Cause::Queue);
                 let chosen = Box::pin(passing.selection.wait()).await;
@@ -236,7 +237,7 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
         let answer = loop {
             match attempt(request, passing, &chosen, records, may_reuse, &mut progress).await {
                 Err(Failure::Stale) => {
-                    // Unseen, as if it had begun now.
+                    // The attempt is recorded as if it began now.
                     may_reuse = false;
                     records.note(Attempt::begin_anew);
                 }
@@ -289,7 +290,7 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
     }
 }
 
-/// The server that the client's own connection leads to, before any other is tried.
+/// The server of the client's own connection, which is tried before any other.
 #[inline]
 fn first_bound(request: &Request, passing: &mut Passing<'_>, tries: u64) -> Option<Chosen> {
     let pool = passing.selection.connections().filter(|pool| tries == 0 && may_bind(request, pool))?;
@@ -297,7 +298,7 @@ fn first_bound(request: &Request, passing: &mut Passing<'_>, tries: u64) -> Opti
     passing.selection.first_at(&peer)
 }
 
-/// The request cannot be written for this server, which has no part in that.
+/// Ends an attempt because the request cannot be written; the server is not at fault.
 #[cold]
 fn end_unwritten(records: &Records, chosen: &mut Chosen, status: u16) -> Flow {
     records.note(|attempt, now| {
@@ -308,7 +309,7 @@ fn end_unwritten(records: &Records, chosen: &mut Chosen, status: u16) -> Flow {
     Flow::Respond(status)
 }
 
-/// The server has failed, or has given an answer in place of which another one is tried.
+/// Ends an attempt that has failed, or whose answer is replaced by that of another server.
 #[cold]
 fn end_attempt(
     request: &Request,
@@ -324,7 +325,7 @@ fn end_attempt(
     });
     chosen.note_served(&records.last().served());
     match on {
-        // Such an answer says nothing against the server.
+        // This answer is no failure of the server.
         RetryOn::HTTP_403 | RetryOn::HTTP_404 => {}
         RetryOn::DENIED => chosen.abandon(),
         _ if chosen.fail() => {
@@ -334,7 +335,7 @@ fn end_attempt(
     }
 }
 
-/// Something stale in place of what the request would end with, if the cache has it and the location allows that.
+/// A stale response in place of the error, if the cache has one and the location allows it.
 #[cold]
 fn stale_or(request: &mut Request, passing: &mut Passing<'_>, on: RetryOn, flow: Flow) -> Flow {
     if let Some(flow) = caching::serve_stale(request, passing, on, None) {
@@ -361,14 +362,14 @@ fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, no
 }
 
 impl Passing<'_> {
-    /// Takes over what `write` has made for a connection that carries nothing else.
+    /// Sets the head that `write` has made, for a connection of its own.
     pub fn set_head(&mut self, head: Bytes) {
         if let Wire::Alone(wire) = &mut self.wire {
             wire.head = head;
         }
     }
 
-    /// Whether the next server is tried, after so many tries that began then. If so, it counts in the group's budget.
+    /// True if the next server is tried after `tries` tries since `began`. If so, the group's retry budget is charged.
     #[cold]
     fn take_retry(&self, request: &Request, on: RetryOn, progress: &Progress, tries: u64, began: Moment) -> bool {
         if !self.may_retry(request, on, progress, tries, began) {
@@ -388,7 +389,7 @@ impl Passing<'_> {
         }
     }
 
-    /// Whether the location says that the next server is tried, after so many tries that began then.
+    /// True if the location allows to try the next server after `tries` tries since `began`.
     fn may_retry(&self, request: &Request, on: RetryOn, progress: &Progress, tries: u64, began: Moment) -> bool {
         let settings = self.settings;
         let tries_max = *settings.next_upstream_tries.get();
@@ -401,19 +402,19 @@ impl Passing<'_> {
     }
 }
 
-/// Whether credentials, or a challenge, are of a kind that authenticates the connection and not the request. (RFC 4559
-/// §6, and Microsoft's NTLM over HTTP)
+/// True if the scheme of credentials or of a challenge authenticates the connection and not the request. (RFC 4559 §6,
+/// and Microsoft's NTLM over HTTP)
 pub(super) fn authenticates_connection(value: &[u8]) -> bool {
     let scheme = value.split(|byte| *byte == b' ' || *byte == b',').next().unwrap_or_default();
     [&b"NTLM"[..], b"Negotiate"].iter().any(|name| scheme.eq_ignore_ascii_case(name))
 }
 
-/// Whether a request may be sent twice. (RFC 9110 §9.2.2; nginx's list)
+/// True if a request may be sent twice. (RFC 9110 §9.2.2; nginx's list)
 fn is_idempotent(request: &Request) -> bool {
     !matches!(request.method(), Method::Post | Method::Lock | Method::Patch)
 }
 
-/// From now on messages say where the request is passed to.
+/// Sets the server that messages show.
 fn show(request: &mut Request, passing: &Passing<'_>, peer: Arc<PeerName>) {
     request.passed_to = Some(PassedTo { scheme: passing.scheme, peer, uri: passing.uri.clone() });
 }
@@ -427,7 +428,7 @@ async fn attempt(
     may_reuse: bool,
     progress: &mut Progress,
 ) -> Result<(Box<Answering>, Box<UpstreamHead>), Failure> {
-    // Also where a connection is there already: it may be somebody else's.
+    // Checked even if a connection exists: it may have been opened for another request.
     if !passing.settings.allows_server(request) {
         return Err(denied(request));
     }
@@ -448,15 +449,15 @@ async fn attempt(
     }
 }
 
-/// A request that is on its way to a server.
+/// A request being sent to a server.
 enum Begun<'a> {
     Now(Box<Answering>),
-    /// A connection to it has to be waited for.
+    /// The connection has to be awaited.
     Later(LocalBoxFuture<'a, Result<Box<Answering>, Failure>>),
 }
 
-/// Begins to send the request to one server. A function of its own, so that the future of a request has no room for
-/// what is only passed through.
+/// Begins to send the request to one server. A separate function, so that its values do not enlarge the future of the
+/// request.
 fn begin<'a>(
     request: &'a Request,
     passing: &'a Passing<'_>,
@@ -486,7 +487,7 @@ fn begin<'a>(
     }
 }
 
-/// Begins to send the request over a connection that it has to itself.
+/// Begins to send the request over a connection of its own.
 #[inline]
 fn begin_alone(
     request: &Request,
@@ -501,7 +502,7 @@ fn begin_alone(
     Ok(answering)
 }
 
-/// What it means that there is no head.
+/// The failure for a response without a head.
 #[cold]
 fn failure_of(
     request: &Request,
@@ -529,12 +530,12 @@ fn failure_of(
     end.tell(request)
 }
 
-/// How connections to this server are told apart from others.
+/// The key under which connections to this server are kept.
 fn pool_key(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> PoolKey {
     let user = passing.settings.id;
     let local = passing.settings.local_address(request);
     let mut made_with = local.map_or(Vec::new(), |local| local.to_string().into_bytes());
-    // A connection that was made for one client carries requests of no other.
+    // A connection with a header for one client carries requests of no other.
     let header = passing.settings.proxy_header(request);
     if !header.is_empty() {
         made_with.push(0);
@@ -561,11 +562,12 @@ fn count_connection(request: &Request) -> Result<CountedConnection, Failure> {
     })
 }
 
-/// An idle connection to the server, if there is one.
+/// Takes an idle connection to the server, if there is one.
 fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Option<Connection> {
     let pool = chosen.connections()?;
     let key = pool_key(request, passing, chosen);
-    // What cannot be sent twice does not meet a connection whose end is on its way to the driver.
+    // A request that cannot be sent twice does not use a connection whose end the kernel knows but the driver has not
+    // reported yet.
     let knowledge = if is_idempotent(request) { Knowledge::Driver } else { Knowledge::Kernel };
     let bound = match may_bind(request, pool) {
         true => pool.take_bound(request.exchange().connection(), &key, knowledge),
@@ -576,14 +578,14 @@ fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Optio
     Some(Connection { own, input: Buffer::new(), has_ended: false, key: Some(key), is_reused: true, is_bound })
 }
 
-/// A connection to the server, as far as it comes without waiting.
+/// A connection to the server, as far as it could be made without waiting.
 enum Connected {
     Made(Connection),
-    /// The rest has to be waited for.
+    /// The rest has to be awaited.
     Opening(Option<PoolKey>, Opening),
 }
 
-/// A connection that is being made.
+/// A connection being opened.
 struct Opening {
     connecting: Connecting,
     counted: CountedConnection,
@@ -611,7 +613,7 @@ fn new_connection(transport: Transport, counted: CountedConnection, key: Option<
     Connection { own, input: Buffer::new(), has_ended: false, key, is_reused: false, is_bound: false }
 }
 
-/// A new connection to the server, which may be there at once: over a Unix socket in the clear.
+/// Begins a new connection to the server. It is ready at once for a Unix socket without TLS.
 fn begin_to_connect(
     request: &Request,
     passing: &Passing<'_>,
@@ -649,12 +651,12 @@ async fn finish_connecting(
 
 fn set_nodelay(stream: &Stream, address: &SocketAddress) {
     if address.inet().is_some() {
-        // Whether the kernel waits for more is a matter of speed alone.
+        // An error is ignored: the option only affects latency.
         let _ = stream.set_nodelay(true);
     }
 }
 
-/// Connects to the server, and shakes hands with it.
+/// Waits for the connection and performs the TLS handshake.
 async fn finish_opening(
     request: &Request,
     passing: &Passing<'_>,
@@ -672,7 +674,7 @@ async fn finish_opening(
     let stream = match &passing.tls {
         None => Transport::Plain(stream),
         Some(tls) => {
-            // As in nginx this may take as long again as connecting.
+            // As in nginx the handshake has the connect timeout again.
             let timeout = *passing.settings.connect_timeout.get();
             let client = tls.client().await.map_err(|failure| {
                 request.log(Level::Error, format_args!("{failure} while {SHAKING_HANDS}"));
@@ -696,7 +698,7 @@ async fn open(
     finish_opening(request, passing, chosen, opening).await
 }
 
-/// Tells the server who the client is, in the clear, before anything else.
+/// Sends the PROXY protocol header, before TLS.
 async fn introduce(
     request: &Request,
     settings: &UpstreamSettings,
@@ -716,8 +718,7 @@ async fn introduce(
     }
 }
 
-/// A stream of a connection to the server: of one that there is, or of a new one. Not of the one
-/// that is avoided.
+/// Opens a stream on an existing or a new connection to the server, other than the avoided one.
 async fn share(
     request: &Request,
     passing: &Passing<'_>,
@@ -737,7 +738,7 @@ async fn share(
             Found::None(opening) => match open(request, passing, chosen, records).await {
                 Ok((transport, counted)) => (opening.begin(transport, counted, settings.head_max()), false),
                 Err(failure) => {
-                    // What is wrong with this request is not wrong with others.
+                    // Only a failure of the server concerns the other requests that wait for this connection.
                     if let Failure::OfServer(..) = failure {
                         opening.fail();
                     }
@@ -794,7 +795,7 @@ fn of_handshake(failure: ConnectFailure) -> Failure {
     }
 }
 
-/// Why nothing more can be received, in nginx's words.
+/// Describes a failed receive in nginx's words.
 pub(super) fn receive_failure(error: &io::Error) -> String {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<TlsFailure>()) {
         Some(TlsFailure::CutShort) => "upstream prematurely closed connection without close_notify".to_owned(),
@@ -803,7 +804,7 @@ pub(super) fn receive_failure(error: &io::Error) -> String {
     }
 }
 
-/// An attempt that is given up while it connects has ended then.
+/// Guard that ends an attempt when connecting is abandoned.
 struct Recording(Rc<Records>);
 
 impl Recording {
@@ -824,26 +825,26 @@ fn failed_for_memory(request: &Request) -> Failure {
     Failure::Final(503)
 }
 
-/// Why there is no head.
+/// Reason for which there is no head.
 pub(super) enum End {
-    /// The connection ended before it.
+    /// The connection ended before the head.
     Closed,
-    /// The connection takes nothing more.
+    /// Sending failed.
     Sending(io::Error),
-    /// The connection failed.
+    /// Receiving failed.
     Receiving(io::Error),
-    /// The server has said nothing for too long.
+    /// Read timeout.
     Silent,
-    /// What came is no head.
+    /// The head is invalid.
     Malformed(Malformed),
     /// The request could not be sent.
     Send(SendError),
-    /// The server has not looked at the request.
+    /// The server has not processed the request.
     Unprocessed,
 }
 
 impl End {
-    /// Whether a connection that was idle for too long looks like this.
+    /// True if an idle connection that the server has closed may fail in this way.
     fn is_of_connection(&self) -> bool {
         match self {
             End::Closed | End::Sending(_) => true,
@@ -852,7 +853,7 @@ impl End {
         }
     }
 
-    /// Says so in the error log, in nginx's words.
+    /// Logs the error in nginx's words.
     #[cold]
     fn tell(self, request: &Request) -> Failure {
         match self {

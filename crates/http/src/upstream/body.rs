@@ -1,10 +1,10 @@
 //! The body of a response on its way from a server to the client.
 //!
-//! What has come is passed on at once. While the client is slow, a buffered body (`proxy_buffering on`) is read ahead:
+//! Received data is passed on at once. While the client is slow, a buffered body (`proxy_buffering on`) is read ahead:
 //! into memory up to `proxy_buffers`, then into a temporary file up to `proxy_max_temp_file_size`, so that the server's
-//! connection is free early. An unbuffered body stays with the server. A disk that fails costs only the reading ahead.
-//! When the server pauses, a flush follows what came of an unbuffered body or of a `text/event-stream`, so that filters
-//! that gather give it out.
+//! connection becomes free early. An unbuffered body is not read ahead. A disk failure only stops the reading ahead.
+//! When the server pauses, an unbuffered body or a `text/event-stream` is flushed, so that filters that collect data
+//! pass it on.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,13 +26,13 @@ use crate::upstream::receiving::{BodyRead, Malformed};
 use crate::upstream::sending::SendError;
 use crate::upstream::store::Storing;
 
-/// Most of a body that is received at once, in bytes.
+/// Maximum number of bytes received at once.
 pub(super) const PIECE_BYTES: usize = 64 * 1024;
 
-/// Least that is asked for at once, however little room there is.
+/// Minimum number of bytes requested at once, however little room there is.
 const PIECE_BYTES_MIN: usize = 4096;
 
-/// No body, of a response that would have one of this length: the answer to HEAD.
+/// The answer to HEAD: no body, with the length of the body that a GET would have.
 pub(super) struct NoBody(pub Option<u64>);
 
 impl BodyStream for NoBody {
@@ -58,45 +58,45 @@ impl BodyStream for NoBody {
     }
 }
 
-/// See the file's head.
+/// The body of a response, see the head of the file.
 pub(super) struct UpstreamBody {
     /// `None` once the response has ended.
     answering: Option<Box<Answering>>,
-    /// What has come with the head.
+    /// Bytes that arrived with the head.
     first: VecDeque<Bytes>,
-    /// What has come and the client has not taken.
+    /// Bytes read ahead of the client.
     ahead: Ahead,
-    /// The response broke off: told behind what is ahead.
+    /// The error of an incomplete response, reported behind the bytes that are ahead.
     broken: Option<BodyError>,
-    /// How long all of it is.
+    /// Length of the whole body.
     length: Option<u64>,
     silence: Timer,
     silence_max: Duration,
-    /// When all of it has to have come.
+    /// Time at which the whole body must have arrived.
     deadline: Option<Moment>,
     rate: Option<Rate>,
-    /// The log has the name of the temporary file.
+    /// True once the name of the temporary file was logged.
     file_is_logged: bool,
-    /// How long a client is waited with that has ended its own direction.
+    /// Timeout for a client that has ended its own direction.
     patience: Duration,
-    /// A piece was given to the client's side since the server was asked last.
+    /// True if a piece was given to the client's side since the server was last read.
     client_took: bool,
     flushing: Flushing,
-    /// What is stored of it: `proxy_store`.
+    /// The file that the body is stored in: `proxy_store`.
     storing: Option<Box<Storing>>,
 }
 
-/// Whether filters have to give out what they gather when the server pauses.
+/// State of flushes, which make filters pass on collected data when the server pauses.
 pub(super) enum Flushing {
     Never,
-    /// Nothing has come since the last flush.
+    /// No data since the last flush.
     Done,
-    /// Something has come since then.
+    /// Data since the last flush.
     Due,
 }
 
 impl Flushing {
-    /// Of a response with this head.
+    /// The initial state for a response with this head.
     pub fn of(request: &Request, is_buffered: bool) -> Flushing {
         match is_buffered && !is_event_stream(&request.response.content_type) {
             true => Flushing::Never,
@@ -104,14 +104,14 @@ impl Flushing {
         }
     }
 
-    /// Something was given out.
+    /// Notes that data was passed on.
     pub fn note_item(&mut self) {
         if let Flushing::Done = self {
             *self = Flushing::Due;
         }
     }
 
-    /// The flush to be given before the next item is waited for.
+    /// Takes the flush that is due before the next item is awaited.
     pub fn take(&mut self) -> Option<BodyItem> {
         let is_due = matches!(self, Flushing::Due);
         is_due.then(|| {
@@ -121,28 +121,28 @@ impl Flushing {
     }
 }
 
-/// Server-sent events: each is for the client at once.
+/// True for server-sent events, each of which must reach the client at once.
 /// (<https://html.spec.whatwg.org/multipage/server-sent-events.html>)
 fn is_event_stream(content_type: &[u8]) -> bool {
     let end = content_type.iter().position(|&byte| byte == b';').unwrap_or(content_type.len());
     content_type[..end].trim_ascii_end().eq_ignore_ascii_case(b"text/event-stream")
 }
 
-/// What of a body has come with its head.
+/// The part of a body that arrived with its head.
 pub(super) struct Came {
     /// Its beginning.
     pub first: Option<Bytes>,
-    /// What follows that.
+    /// The result of the read after that.
     pub next: Result<BodyRead, Malformed>,
 }
 
-/// Where what has come waits for the client.
+/// Place of the bytes that wait for the client.
 enum Ahead {
-    /// With the server: nothing is read that the client does not take.
+    /// On the server: nothing is read ahead.
     Unbuffered,
-    /// The client has been fast enough so far.
+    /// Empty: the client has been fast enough so far.
     Buffered(Box<SpillOptions>),
-    /// In memory, and behind that in a temporary file. The first is `None` once nothing more comes.
+    /// In memory, and then in a temporary file. The queue is `None` once the response has ended.
     Queue(Option<SpillQueue>, SpillReader),
 }
 
@@ -153,7 +153,7 @@ struct Rate {
 }
 
 impl UpstreamBody {
-    /// The rest of a body.
+    /// Creates the stream for the rest of a body.
     pub fn new(
         request: &Request,
         passing: &Passing<'_>,
@@ -205,7 +205,7 @@ impl UpstreamBody {
         body
     }
 
-    /// What waits for the client, with its place for more.
+    /// The queue of waiting bytes, which is created on first use; `None` if nothing may be added.
     fn queue(&mut self) -> Option<&mut SpillQueue> {
         if let Ahead::Buffered(options) = &self.ahead {
             let (queue, reader) = SpillQueue::new((**options).clone());
@@ -217,7 +217,7 @@ impl UpstreamBody {
         }
     }
 
-    /// The next of what waits for the client; `None` if nothing does.
+    /// Takes the next waiting bytes; `None` if there are none.
     fn poll_take(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         if let Some(piece) = self.first.pop_front() {
             return Poll::Ready(Some(Ok(BodyItem::Bytes(piece))));
@@ -236,7 +236,7 @@ impl UpstreamBody {
         })
     }
 
-    /// Tells of the temporary file: that it is there, or why it is not used any more.
+    /// Logs the temporary file, or the reason why it is no longer used.
     fn log_file(&mut self, request: &Request) {
         let Ahead::Queue(Some(queue), _) = &mut self.ahead else { return };
         if let Some(error) = queue.take_failure() {
@@ -252,7 +252,7 @@ impl UpstreamBody {
         }
     }
 
-    /// The response has ended.
+    /// Ends a complete response.
     fn finish(&mut self, request: &Request) {
         if let Some(mut answering) = self.answering.take() {
             answering.pass_trailers(request);
@@ -263,7 +263,7 @@ impl UpstreamBody {
         }
     }
 
-    /// Has a piece stored, if it is to be.
+    /// Stores a piece, if the response is being stored.
     fn store(&mut self, request: &Request, piece: &Bytes) {
         if let Some(storing) = &mut self.storing
             && !storing.append(request, piece)
@@ -272,7 +272,7 @@ impl UpstreamBody {
         }
     }
 
-    /// The server is waited for anew.
+    /// Restarts the read timeout.
     fn expect_more(&mut self) {
         let until = gale_runtime::now() + self.silence_max;
         self.silence.set(self.deadline.map_or(until, |deadline| deadline.min(until)));
@@ -290,7 +290,7 @@ impl UpstreamBody {
         self.fail(BodyError::TimedOut);
     }
 
-    /// The response cannot be completed.
+    /// Ends a malformed response.
     fn break_off(&mut self, request: &Request, malformed: Malformed) {
         if let Some(answering) = &mut self.answering {
             answering.tell_messages(request);
@@ -307,8 +307,8 @@ impl UpstreamBody {
         self.broken = Some(error);
     }
 
-    /// Receives the next piece: of so many bytes, unless more has come already. `None` when the response has ended, in
-    /// whatever way.
+    /// Receives the next piece, of at most `most` bytes unless more has already arrived. `None` once the response has
+    /// ended in any way.
     pub(super) fn poll_receive(
         &mut self,
         request: &Request,
@@ -321,7 +321,7 @@ impl UpstreamBody {
                     Poll::Ready(true) => {}
                     Poll::Ready(false) => self.storing = None,
                     Poll::Pending => {
-                        // The server waits for us, not we for it.
+                        // The server waits for the disk, so its timeout does not run.
                         self.expect_more();
                         return Poll::Pending;
                     }
@@ -344,7 +344,7 @@ impl UpstreamBody {
                 }
             }
             answering.tell_messages(request);
-            // A server that has begun to answer need not read on.
+            // A server that has begun to answer need not read the rest of the request.
             if let Poll::Ready(Err(SendError::Client(error))) = answering.poll_send(request, context) {
                 self.fail(BodyError::Request(error));
                 return Poll::Ready(None);
@@ -354,7 +354,7 @@ impl UpstreamBody {
                 match rate.poll_allows(answering, context) {
                     Poll::Ready(allowed) => max = max.min(allowed),
                     Poll::Pending => {
-                        // It is not asked meanwhile.
+                        // The server is not read during the pause, so its timeout does not run.
                         self.expect_more();
                         return Poll::Pending;
                     }
@@ -385,7 +385,7 @@ impl UpstreamBody {
     }
 }
 
-/// What is stored goes on without the client.
+/// A response being stored is read to its end without the client.
 impl Drop for UpstreamBody {
     fn drop(&mut self) {
         let (Some(answering), Some(storing)) = (self.answering.take(), self.storing.take()) else { return };
@@ -417,7 +417,7 @@ impl BodyStream for UpstreamBody {
             return Poll::Ready(Some(item));
         }
         if std::mem::take(&mut self.client_took) {
-            // While the client took its time, nobody has asked the server.
+            // The server was not read while the client was busy, so its timeout did not run.
             self.expect_more();
         }
         match self.poll_receive(request, PIECE_BYTES, context) {
@@ -435,7 +435,7 @@ impl BodyStream for UpstreamBody {
     }
 
     fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
-        // The server may wait for the rest of the request before it goes on.
+        // The server may need the rest of the request before it continues.
         if let Some(answering) = &mut self.answering
             && let Poll::Ready(Err(SendError::Client(error))) = answering.poll_send(request, context)
         {
@@ -445,11 +445,11 @@ impl BodyStream for UpstreamBody {
             self.log_file(request);
             let Some(queue) = self.queue() else { return };
             if queue.poll_ready(context).is_pending() {
-                // The server waits for us, not we for it.
+                // The queue is full: the server's timeout does not run.
                 self.expect_more();
                 return;
             }
-            // A whole piece behind almost all that may be in memory would take as much once more.
+            // With little room left, a whole piece could double the memory in use.
             let most = queue.room_bytes().clamp(PIECE_BYTES_MIN, PIECE_BYTES);
             match self.poll_receive(request, most, context) {
                 Poll::Ready(Some(piece)) => {
@@ -491,7 +491,7 @@ impl BodyStream for UpstreamBody {
 }
 
 impl Rate {
-    /// How many bytes may be received now, when some may.
+    /// Number of bytes that may be received now; pending until there are some.
     fn poll_allows(&mut self, answering: &Answering, context: &mut Context<'_>) -> Poll<usize> {
         loop {
             let now = gale_runtime::now();

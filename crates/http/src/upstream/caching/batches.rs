@@ -1,14 +1,14 @@
-//! Hands what is to be stored to thread pools, all of one turn of the loop together.
+//! Hands storing tasks to thread pools in batches, one batch for each turn of the loop.
 //!
-//! A response that is whole takes a thread some 30 µs. To call a thread costs as much again, in system calls and in
-//! changes of threads, so it is called once for several. Nobody waits for what is handed over, and what has come is
-//! read from memory until it is stored.
+//! Storing a complete response takes a thread some 30 µs. Waking a thread costs as much again, in system calls and
+//! context switches, so it is woken once for several tasks. No request waits for such a task: a response is read from
+//! memory until it is stored.
 
 use std::cell::RefCell;
 
 use gale_runtime::{Device, ThreadPool, spawn};
 
-/// Most tasks that one thread does one after the other: where each takes long, others do the rest.
+/// Maximum number of tasks for one thread: if each takes long, other threads do the rest.
 const TASKS_MAX: usize = 8;
 
 type Task = Box<dyn FnOnce() + Send>;
@@ -20,12 +20,12 @@ struct Batch {
 }
 
 thread_local! {
-    /// What the present turn has brought so far.
+    /// The batches of the current turn.
     static BATCHES: RefCell<Vec<Batch>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Has a pool do this, for a device, when enough has come for a thread, or the tasks of the loop that can run now have
-/// run. Refused, the task is dropped. A panic ends the tasks that were handed over with it, too.
+/// Adds a task for a device to a batch, which is handed to the pool when it is full, or when the loop's runnable tasks
+/// have run. If the pool refuses, the task is dropped. A panic also ends the later tasks of its batch.
 pub(super) fn detach_with_others(pool: ThreadPool, device: Device, task: impl FnOnce() + Send + 'static) {
     let task = Box::new(task);
     let (is_first, full) = BATCHES.with_borrow_mut(|batches| {
@@ -48,12 +48,12 @@ pub(super) fn detach_with_others(pool: ThreadPool, device: Device, task: impl Fn
 impl Batch {
     fn hand_over(self) {
         let Batch { pool, device, tasks } = self;
-        // Refused, they go, as one that was refused alone.
+        // If the pool refuses, the whole batch is dropped, like a single task.
         let _ = pool.detach(device, move || tasks.into_iter().for_each(|task| task()));
     }
 }
 
-/// Hands everything over when it goes, which happens with the loop at the latest.
+/// Hands over all batches when it is dropped, with the loop at the latest.
 struct HandOver;
 
 impl Drop for HandOver {

@@ -1,8 +1,8 @@
-//! Reads the body of an entry from its file, and gives nothing of a block before its sum was found right.
+//! Reads the body of an entry from its file, and returns no byte of a block whose sum was not verified.
 //!
-//! A block is checked when it is read: as long as a worker has not seen it since it opened the file, and whenever it
-//! comes from the disk. What was checked and is in memory goes as the connection likes best, which may be `sendfile`,
-//! and is not looked at again.
+//! A block is verified when it is read: the first time that a worker reads it after it has opened the file, and
+//! whenever it comes from the disk. A verified block that is in memory is sent in the connection's best way, possibly
+//! by `sendfile`, without another check.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,40 +18,40 @@ use crate::files::FilePiece;
 use crate::files::delivery::FileOptions;
 use crate::files::reader::{FileReader, READ_PIECE};
 
-/// See the file's head.
+/// Reader of a body, see the head of the file.
 pub(super) struct CheckedReader {
     reader: FileReader,
-    /// None for a file without sums of blocks: it is read as it is.
+    /// `None` for a file without sums of blocks, which is read without checks.
     blocks: Option<Rc<Blocks>>,
     reading: Option<Reading>,
-    /// What was read and has not been given, and where it is in the file.
+    /// Verified bytes that were not returned yet, and their offset in the file.
     ready: VecDeque<Bytes>,
     ready_at: u64,
-    /// Up to here the file was checked a moment ago, and could not be kept.
+    /// End of the part that was just verified, but could not be kept in memory.
     trusted_to: u64,
 }
 
-/// A block that is being read.
+/// A block being read.
 struct Reading {
     block: Range<u64>,
     rest: FilePiece,
     is_summed: bool,
     sum: Hasher,
     pieces: VecDeque<Bytes>,
-    /// There was no memory for all of them: the block is read for its sum, and again to be sent.
+    /// True if there was no memory for the whole block: it is read for its sum, and again to be sent.
     is_for_sum_alone: bool,
 }
 
-/// Why nothing is given.
+/// Reason for which a read fails.
 #[derive(Debug)]
 pub(super) enum ReadError {
-    /// The disk's, the pool's, or no memory.
+    /// An error of the disk or the pool, or no memory.
     Io(io::Error),
-    /// A block is not what was written, or the file has become shorter.
+    /// A block is damaged, or the file has become shorter.
     Damaged,
 }
 
-/// Whether leases have come to their limit, and nothing is wrong with the disk.
+/// True if the error is the limit of leases, and not one of the disk.
 fn is_memory_short(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::OutOfMemory && error.raw_os_error().is_none()
 }
@@ -66,35 +66,34 @@ impl From<io::Error> for ReadError {
 }
 
 impl CheckedReader {
-    /// One for a file with these sums.
+    /// Creates a reader for a file with these sums.
     pub fn new(options: FileOptions, blocks: Option<Rc<Blocks>>) -> CheckedReader {
         let (ready, ready_at) = (VecDeque::new(), 0);
         CheckedReader { reader: FileReader::new(options), blocks, reading: None, ready, ready_at, trusted_to: 0 }
     }
 
-    /// Whether something is being read.
+    /// True if a read is in progress.
     pub fn is_reading(&self) -> bool {
         self.reading.is_some() || self.reader.is_reading()
     }
 
-    /// How much of the piece, from its beginning on, need not be checked any more; `most` at most.
+    /// Number of verified bytes at the beginning of the piece; at most `most`.
     pub fn checked_length(&self, piece: &FilePiece, most: u64) -> u64 {
         let most = piece.length.min(most);
         self.blocks.as_ref().map_or(most, |blocks| blocks.checked_length(piece.offset, most))
     }
 
-    /// Whether what would be read first of the piece is in constant use, so that even a disk that hangs is not waited
-    /// for.
+    /// True if the first block of the piece is in constant use, so that it can be read even while the disk hangs.
     pub fn is_in_use(&self, piece: &FilePiece) -> bool {
         let (block, _) = self.next_block(piece);
         piece.file.is_in_use(block.start, block.end - block.start)
     }
 
-    /// What is read first of the piece, and whether it has a sum.
+    /// The first range to read for the piece, and whether it has a sum.
     fn next_block(&self, piece: &FilePiece) -> (Range<u64>, bool) {
         match &self.blocks {
             Some(blocks) if piece.offset >= self.trusted_to => (blocks.block_at(piece.offset), true),
-            // As much as one read brings, as of any file.
+            // The range of a single read, as for any file.
             blocks => {
                 let one = piece.length.min(READ_PIECE - piece.offset % READ_PIECE);
                 let most = blocks.as_ref().map_or(u64::MAX, |_| self.trusted_to - piece.offset);
@@ -103,8 +102,7 @@ impl CheckedReader {
         }
     }
 
-    /// Reads what comes first of the piece, which stays as it is. Ready when [`CheckedReader::take_ready`] has some of
-    /// it.
+    /// Reads the first bytes of the piece, which is not changed. Ready when [`CheckedReader::take_ready`] has bytes.
     pub fn poll_begin(&mut self, piece: &FilePiece, context: &mut Context<'_>) -> Poll<Result<(), ReadError>> {
         let next = self.next_block(piece);
         let reading = self.reading.get_or_insert_with(|| {
@@ -117,7 +115,7 @@ impl CheckedReader {
                 Ok(bytes) => bytes,
                 Err(error) if is_memory_short(&error) && !reading.pieces.is_empty() => {
                     if !reading.is_summed {
-                        // What has come can go.
+                        // The bytes read so far can be sent.
                         break;
                     }
                     reading.pieces.clear();
@@ -145,13 +143,13 @@ impl CheckedReader {
         Poll::Ready(Ok(()))
     }
 
-    /// What was read of the beginning of the piece, which is shorter by it afterwards.
+    /// Takes bytes that were read from the beginning of the piece.
     pub fn take_ready(&mut self, piece: &mut FilePiece) -> Option<Bytes> {
         while let Some(bytes) = self.ready.pop_front() {
             let start = self.ready_at;
             self.ready_at += bytes.len() as u64;
             let wanted = start.max(piece.offset)..self.ready_at.min(piece.offset + piece.length);
-            // What is before a range, or behind it, has been read for the sum alone.
+            // Bytes outside of the range were read only for the sum.
             if wanted.start == piece.offset && !wanted.is_empty() && piece.advance(wanted.end - wanted.start).is_ok() {
                 return Some(bytes.slice((wanted.start - start) as usize..(wanted.end - start) as usize));
             }

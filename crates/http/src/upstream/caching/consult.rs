@@ -1,4 +1,4 @@
-//! Asks the cache before a server is asked.
+//! Consults the cache before a server is asked.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -39,18 +39,18 @@ use crate::request::phases::Flow;
 use crate::request::subrequest;
 use crate::upstream::settings::RetryOn;
 
-/// What came of asking.
+/// Result of consulting the cache.
 pub enum Consulted {
-    /// The request has its answer.
+    /// The answer of the request.
     Answer(Flow),
-    /// A server is asked; what comes is for the cache, if it is there.
+    /// A server has to be asked; with the state for storing its response, if that is possible.
     Ask(Option<Box<Caching>>),
 }
 
-/// How many times a request looks again because what it waited for came to nothing.
+/// Maximum number of lookups of a request whose waits for other requests had no result.
 const LOOKS_MAX: u32 = 8;
 
-/// Answers out of what this worker has in memory, without waiting; `None`: not so.
+/// Answers from this worker's memory, without waiting; `None` if that is not possible.
 pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
     let settings = &serving.settings.cache;
     let CacheChoice::Zone(zone) = settings.choice.get_opt()? else { return None };
@@ -98,7 +98,7 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
     Some(serve_hot(request, serving, zone, &hot, CacheStatus::Hit))
 }
 
-/// Asks the cache that the location has.
+/// Consults the cache of the location.
 pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
     if let Some(Update(caching)) = request.notes.take::<Update>() {
         prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
@@ -155,7 +155,7 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
     find(request, serving, caching, &asked).await
 }
 
-/// Asks a server without a look into the cache.
+/// Asks a server without a lookup.
 fn bypass(
     request: &mut Request,
     serving: Serving<'_>,
@@ -169,7 +169,7 @@ fn bypass(
             caching.may_store = !matches!(decision, Decision::Fetch(StorePlan::Unstored));
             caching.is_by_request = !caching.may_store;
             if caching.may_store {
-                // From now on a purge wins over what comes.
+                // From now on a purge covers the response.
                 caching.take_lead_beside();
             }
             prepare_to_ask(request, serving, &caching, CacheStatus::Bypass);
@@ -178,12 +178,12 @@ fn bypass(
     }
 }
 
-/// Whether the client forbids to store what answers its request. (RFC 9111 §5.2.1.5)
+/// True if the client forbids storing the response to its request. (RFC 9111 §5.2.1.5)
 pub(super) fn forbids_storing(request: &Request, rules: Rules) -> bool {
     directives_of(request, rules).no_store
 }
 
-/// `Cache-Control` and `Pragma` of the client; empty where the rules do not obey clients.
+/// `Cache-Control` and `Pragma` of the client; empty if the rules ignore them.
 fn directives_of(request: &Request, rules: Rules) -> RequestDirectives {
     if !rules.obeys_requests {
         return RequestDirectives::default();
@@ -205,7 +205,7 @@ fn allowed_for(request: &Request, serving: Serving<'_>) -> Allowed {
     }
 }
 
-/// The cache of the location; none for `off`.
+/// The cache of the location; `None` for `off`.
 fn choose(request: &Request, settings: &CacheSettings) -> Result<Option<Arc<CacheZone>>, u16> {
     match settings.choice.get_opt() {
         None | Some(CacheChoice::Off) => Ok(None),
@@ -229,7 +229,7 @@ fn choose(request: &Request, settings: &CacheSettings) -> Result<Option<Arc<Cach
     }
 }
 
-/// For a request that changes something: what it changes is taken away when it succeeds. (RFC 9111 §4.4)
+/// For an unsafe request, whose success invalidates stored responses. (RFC 9111 §4.4)
 fn invalidator(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone>) -> Option<Box<Caching>> {
     let is_safe = matches!(request.method(), Method::Options | Method::Trace | Method::Propfind);
     if is_safe || !settings.conformance.get().rules().invalidates {
@@ -257,24 +257,24 @@ fn invalidator(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone
 enum Performed {
     /// The request has its answer.
     Answer(Flow),
-    /// A server is asked, and the cache was used in this way.
+    /// A server has to be asked; with the cache status.
     Ask(CacheStatus),
-    /// A server is asked past the cache.
+    /// A server has to be asked, and the response is not stored.
     Pass,
-    /// The entry has gone, or the fetch of another request has ended.
+    /// The entry was removed, or the fetch of another request has ended.
     LookAgain,
 }
 
-/// Looks of one request.
+/// State of a request's lookups.
 struct Search {
     began: Moment,
-    /// It has waited for another request's fetch.
+    /// True if it has waited for another request's fetch.
     has_waited: bool,
-    /// Number of the stored response that was of no use.
+    /// Number of the stored response that could not be used.
     unusable: Option<u64>,
 }
 
-/// Looks until there is something to serve, or a server is to be asked.
+/// Looks up until a response can be served, or a server has to be asked.
 async fn find(
     request: &mut Request,
     serving: Serving<'_>,
@@ -299,7 +299,7 @@ async fn find(
             Performed::LookAgain => {}
         }
     }
-    // Each fetch of another request has come to nothing.
+    // No fetch of another request has led to a usable response.
     if asked.only_if_cached {
         return Consulted::Answer(Flow::Respond(504));
     }
@@ -308,7 +308,7 @@ async fn find(
     Consulted::Ask(Some(caching))
 }
 
-/// Waits until the journal of the cache is read. If that takes too long, servers answer, and no later request waits.
+/// Waits until the journal of the cache is read. After a timeout servers are asked, and no later request waits.
 async fn wait_for_journal(request: &Request, serving: Serving<'_>, zone: &Arc<CacheZone>) {
     if !zone.is_ready_soon() {
         return;
@@ -328,16 +328,16 @@ struct Opened {
     hot: Rc<Hot>,
 }
 
-/// Result of one look.
+/// Result of one lookup.
 enum Candidate {
     Found(Found<Opened>),
-    /// A response that is coming. Until this is dropped, it has a reader.
+    /// A response in flight. This counts as a reader until it is dropped.
     Coming(FoundFill),
-    /// The cache has learnt something: another look finds more.
+    /// The cache has a new entry: another lookup finds more.
     LookAgain,
 }
 
-/// Looks once, and opens the stored response.
+/// Looks up once, and opens the stored response.
 async fn find_candidate(
     request: &mut Request,
     serving: Serving<'_>,
@@ -358,7 +358,7 @@ async fn find_candidate(
             }
             Ok(hot) => Candidate::Found(found_stored(caching, entry, hot, now)),
             Err(unread) => {
-                // Another response takes its place, unless its disk is only late.
+                // A new response replaces it, unless only its disk is late.
                 search.unusable = Some(entry.number);
                 let is_valid = entry.is_fresh(now) && caching.zone.purges.is_empty() && accepts_any_fresh(asked);
                 caching.is_stored = unread == Unread::Late && is_valid;
@@ -372,7 +372,7 @@ async fn find_candidate(
     }
 }
 
-/// Opens a file that the loader has not come to yet.
+/// Opens a file that the loader has not reached yet.
 async fn find_cold(request: &Request, serving: Serving<'_>, caching: &Caching, now: u64) -> Option<Candidate> {
     let zone = &caching.zone;
     if !(zone.is_cold() && zone.is_ready() && zone.disk.is_well()) {
@@ -380,11 +380,11 @@ async fn find_cold(request: &Request, serving: Serving<'_>, caching: &Caching, n
     }
     let hot = open_cold(request, serving, caching).await?;
     if hot.meta.status == VARIES {
-        // A mark: there are variants.
+        // The file is a mark: there are variants.
         memory::forget(zone.identity(), &caching.id);
         let (names, number) = (hot.meta.variant.to_vec(), hot.meta.variant_number);
         let is_noted = zone.note_vary(&caching.id, &names, number, Some(hot.size), now).is_ok();
-        // Otherwise it was purged.
+        // Otherwise the mark was purged.
         return is_noted.then_some(Candidate::LookAgain);
     }
     if judge_purges(zone, &caching.primary, &hot.meta) == Verdict::Gone {
@@ -406,7 +406,7 @@ fn found_stored(caching: &Caching, entry: Entry, hot: Rc<Hot>, now: u64) -> Foun
     Found::Stored(Stored { lifetime: hot.meta.lifetime, renewed, purged }, Opened { entry, hot })
 }
 
-/// Uses a response that is coming: as it comes, or as if it was stored if all of it is in memory.
+/// Uses a response in flight: while it arrives, or like a stored one if all of it is in memory.
 async fn use_coming(
     request: &mut Request,
     serving: Serving<'_>,
@@ -427,7 +427,7 @@ async fn use_coming(
         Some(hot) => found_stored(caching, entry_of(caching, &hot, now), hot, now),
         None => Found::Missing(Missing::Unusable { is_uncacheable: !fill.is_kept() }),
     };
-    // An unsuitable response loses its reader before the same is fetched again.
+    // An unsuitable response loses its reader before it is fetched again.
     let _reader = matches!(found, Found::Stored(..)).then_some(fill);
     perform(request, serving, caching, found, asked, search).await
 }
@@ -501,7 +501,7 @@ async fn fetch_alone(
     let (patience, age_max) = (*settings.lock_timeout.get(), *settings.lock_age.get());
     let now = gale_runtime::now();
     let fill = match caching.zone.begin(&caching.primary, caching.id, now, age_max) {
-        // It was stored between the look and now.
+        // It was stored since the lookup.
         Ok(_) if caching.zone.has_fresh(&caching.id, search.unusable, gale_runtime::wall_seconds()) => {
             return Performed::LookAgain;
         }
@@ -513,7 +513,7 @@ async fn fetch_alone(
     };
     search.has_waited = true;
     if wait_for_head(&fill, patience.saturating_sub(now.since(search.began)), age_max).await {
-        // A response that gets no file is not found any more once it is whole.
+        // A response without a file is no longer found once it is complete.
         return match serve_coming(request, serving, caching, &fill, asked, true) {
             Some(flow) => Performed::Answer(flow),
             None => Performed::LookAgain,
@@ -522,12 +522,12 @@ async fn fetch_alone(
     if gale_runtime::now().since(search.began) < patience {
         return Performed::LookAgain;
     }
-    // As nginx: it is passed on, and not stored.
+    // As in nginx, the request is passed on and its response is not stored.
     caching.may_store = false;
     Performed::Ask(CacheStatus::Miss)
 }
 
-/// Has a server asked whether a stored response has changed, by this request or another one.
+/// Revalidates a stored response, by this request or another one.
 async fn revalidate(
     request: &mut Request,
     serving: Serving<'_>,
@@ -565,7 +565,7 @@ async fn revalidate(
     }
     match serve_coming(request, serving, caching, &fill, asked, true) {
         Some(flow) => Performed::Answer(flow),
-        // It is not to be stored, so this request does not wait once more.
+        // It is not to be stored, so this request does not wait again.
         None if matches!(fill.stage(), Stage::Nothing)
             && !zone.has_fresh(&caching.id, None, gale_runtime::wall_seconds()) =>
         {
@@ -577,8 +577,8 @@ async fn revalidate(
     }
 }
 
-/// Waits until the head of what another request fetches is known, or comes to nothing. False after this time, or when
-/// the other has taken too long.
+/// Waits until the head of another request's fetch is known, or that has failed. False after `patience`, or if the
+/// fetch is older than `age_max`.
 async fn wait_for_head(fill: &Arc<Fill>, patience: Duration, age_max: Duration) -> bool {
     let ticket = fill.ticket();
     let age_left = age_max.saturating_sub(gale_runtime::now().since(fill.began));
@@ -592,8 +592,8 @@ async fn wait_for_head(fill: &Arc<Fill>, patience: Duration, age_max: Duration) 
     came
 }
 
-/// What a request with this key of its own is looked for by: that, or the key of what stands for all queries that do
-/// not matter, whichever has the later.
+/// The key and sum to look up for a request with this key of its own: that key, or the common key of equivalent
+/// queries, whichever has the newer response.
 fn name_of(zone: &Arc<CacheZone>, own: &Rc<[u8]>, search: Option<&SearchKey>, now: u64) -> (Rc<[u8]>, Id) {
     let own_id = id_of(own);
     let common = search.filter(|_| zone.has_searches()).and_then(|search| {
@@ -606,10 +606,10 @@ fn name_of(zone: &Arc<CacheZone>, own: &Rc<[u8]>, search: Option<&SearchKey>, no
     }
 }
 
-/// Looks for the request's variant.
+/// Looks up the request's variant.
 pub(super) fn look(request: &Request, caching: &mut Caching, now: u64) -> Lookup {
     if caching.search.is_some() {
-        // It may have come to be known since.
+        // Rules may have been stored since.
         (caching.key, caching.primary) = name_of(&caching.zone, &caching.own, caching.search.as_deref(), now);
     }
     caching.id = caching.primary;
@@ -618,7 +618,7 @@ pub(super) fn look(request: &Request, caching: &mut Caching, now: u64) -> Lookup
             let variant = variant_of(request, &names, caching.normalizes_language);
             caching.id = variant_id(&caching.primary, number, &variant);
             match caching.zone.look(&caching.id, now) {
-                // Variants do not vary; a sum that says so is an accident.
+                // A variant has no variants: this is an accidental collision of sums.
                 Lookup::Varies(..) => Lookup::Nothing { uses: u64::MAX, is_uncacheable: true },
                 found => found,
             }
@@ -627,7 +627,7 @@ pub(super) fn look(request: &Request, caching: &mut Caching, now: u64) -> Lookup
     }
 }
 
-/// What the request has in the fields that a response depends on, behind their names and a zero.
+/// The names of the fields that a response depends on, a zero byte, and the request's values of these fields.
 pub(super) fn variant_of(request: &Request, names: &[u8], normalizes_language: bool) -> Vec<u8> {
     let mut variant = names.to_vec();
     variant.push(0);
@@ -639,7 +639,7 @@ pub(super) fn variant_of(request: &Request, names: &[u8], normalizes_language: b
     variant
 }
 
-/// Whether what is coming is for this request, too: its fields may decide.
+/// True if a response in flight suits the request: its fields may decide.
 fn is_for(request: &Request, caching: &Caching, meta: &Meta) -> bool {
     let names = meta.variant.split(|&byte| byte == 0).next().unwrap_or_default();
     let variant = || variant_of(request, names, caching.normalizes_language);
@@ -656,14 +656,14 @@ fn serve_coming(
 ) -> Option<Flow> {
     let (meta, length, is_coming) = match fill.stage() {
         Stage::Coming(meta, length) => (meta, length, true),
-        // It is only not in its file yet.
+        // It is complete, but not in its file yet.
         Stage::Whole(meta) => {
             let length = told_length(&meta, fill.received());
             (meta, length, false)
         }
         _ => return None,
     };
-    // Another one may be quicker.
+    // Another fetch may be faster than a stalled one.
     let is_stalled = fill.is_stalled(gale_runtime::now(), *serving.settings.cache.lock_age.get());
     let has_body = !meta.is_head_only || request.is_head();
     let coming = Coming {
@@ -684,13 +684,13 @@ fn serve_coming(
     })
 }
 
-/// Whether a response that is only kept for a while is of use for nobody any more, and in the way of what is stored.
+/// True if a response that is only kept for a while cannot be used any more, and hides the stored one.
 fn is_spent(caching: &Caching, fill: &Fill, now: u64) -> bool {
     let Some(Stage::Whole(meta)) = fill.is_kept().then(|| fill.stage()) else { return false };
     !meta.lifetime.is_fresh(now) || judge_purges(&caching.zone, &caching.primary, &meta) != Verdict::Valid
 }
 
-/// What has come and is not in its file yet, as an entry; `None` if it is not all in memory, or is only kept.
+/// A complete response that is not in its file yet, as an entry; `None` if it is not all in memory, or is only kept.
 fn whole_of(request: &Request, caching: &Caching, fill: &Arc<Fill>) -> Option<Rc<Hot>> {
     let Some(Stage::Whole(meta)) = (!fill.is_kept()).then(|| fill.stage()) else { return None };
     let is_usable = (!meta.is_head_only || request.is_head()) && is_for(request, caching, &meta);
@@ -702,7 +702,7 @@ pub(super) fn settings_use(serving: Serving<'_>, on: RetryOn) -> bool {
     serving.settings.cache_use_stale.get().has(on)
 }
 
-/// Has a copy of the request fetch what is stale.
+/// Repeats the request in the background to fetch a stale response.
 fn update_in_background(request: &mut Request, caching: &mut Caching, hot: &Rc<Hot>) {
     let update = Update(Box::new(Caching {
         zone: Arc::clone(&caching.zone),
@@ -718,11 +718,11 @@ fn update_in_background(request: &mut Request, caching: &mut Caching, hot: &Rc<H
         is_stored: false,
         normalizes_language: caching.normalizes_language,
     }));
-    // Too many is in the error log; the next request tries again.
+    // A refusal is logged; the next request tries again.
     subrequest::repeat_in_background(request, update);
 }
 
-/// Whether it was purged.
+/// Effect of purges on a response.
 pub(super) fn judge_purges(zone: &CacheZone, primary: &Id, meta: &Meta) -> Verdict {
     match zone.purges.is_empty() {
         true => Verdict::Valid,
@@ -730,7 +730,7 @@ pub(super) fn judge_purges(zone: &CacheZone, primary: &Id, meta: &Meta) -> Verdi
     }
 }
 
-/// Whether a server is asked for the range that the client wants instead of all of it: `cache_max_range_offset`.
+/// True if a server is asked for the client's range and not for the whole response: `cache_max_range_offset`.
 fn is_beyond_range(request: &Request, settings: &CacheSettings) -> bool {
     let Some(&most) = settings.max_range_offset.get_opt() else { return false };
     let Some(value) = request.header(KnownHeader::Range) else { return false };
@@ -744,11 +744,11 @@ fn is_beyond_range(request: &Request, settings: &CacheSettings) -> bool {
     let range = value[6..].trim_ascii_start();
     let digits = range.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let offset = std::str::from_utf8(&range[..digits]).ok().and_then(|digits| digits.parse::<u64>().ok());
-    // From the end it is anywhere.
+    // A range from the end may begin anywhere.
     range.starts_with(b"-") || offset.unwrap_or(u64::MAX) >= most
 }
 
-/// Notes how the server is asked.
+/// Notes how the server is to be asked.
 fn prepare_to_ask(request: &mut Request, serving: Serving<'_>, caching: &Caching, status: CacheStatus) {
     let settings = &serving.settings.cache;
     let key = Rc::clone(&caching.own);
@@ -761,11 +761,11 @@ fn prepare_to_ask(request: &mut Request, serving: Serving<'_>, caching: &Caching
     };
     note.converts_head = serving.converts_head && *settings.convert_head.get() && request.is_head();
     let validators = caching.stale.as_ref().filter(|_| status == CacheStatus::Expired && *settings.revalidate.get());
-    // nginx: what was not a success has no validators.
+    // As in nginx, only a success is revalidated by its validators.
     if let Some(hot) = validators.filter(|hot| matches!(hot.meta.status, 200 | 206)) {
         let value = |known| hot.meta.fields.iter().find(|field| field.name.known() == Some(known));
         note.etag = value(ResponseField::ETag).map(|field| (*field.value).into());
-        // A server need not know what to make of a date that is none. (RFC 9110 §13.1.3)
+        // A server need not accept an invalid date. (RFC 9110 §13.1.3)
         let date = value(ResponseField::LastModified).filter(|field| http_date::parse(&field.value).is_some());
         note.last_modified = date.map(|field| (*field.value).into());
     }

@@ -1,13 +1,13 @@
-//! Brings what a server sends into a fill, and into a file: a task that goes on without the client who was first.
+//! Reads a server's response into a fill and a file, in a task that continues without the client that caused it.
 //!
-//! The server is read as fast as the disk writes. A disk that is behind slows it for [`DISK_PATIENCE`] at most, and one
-//! that does nothing at all for [`SILENCE_MAX`], if a client waits; then nothing is stored any more, and the server is
-//! as fast as the fastest client. Without clients that is the end; as long as it is stored, it goes on without any: to
-//! its end if its length is known, otherwise for as long as the server may be silent (`proxy_read_timeout`), since it
-//! may have no end.
+//! The server is read as fast as the disk writes. A disk that is behind slows it for at most [`DISK_PATIENCE`], and one
+//! that does nothing for [`SILENCE_MAX`] if a client waits; then storing ends, and the server is read as fast as the
+//! fastest client. Without clients the fetch then ends. While the response is stored, it continues without clients: to
+//! its end if its length is known, otherwise for `proxy_read_timeout`, since it may have no end.
 //!
-//! What all loops may read is charged to the process. When its account is full, the last piece stays on the account of
-//! the loop, and the server waits, as for a disk, until what the file has was forgotten or others have made room.
+//! Memory that all loops may read is charged to the process. When that account is full, the last piece stays on the
+//! account of the loop, and the server is not read, as with a slow disk, until bytes that are in the file were dropped
+//! or others have freed memory.
 
 use std::future::poll_fn;
 use std::path::PathBuf;
@@ -38,42 +38,42 @@ use crate::upstream::attempt::receive_failure;
 use crate::upstream::receiving::{BodyRead, Malformed};
 use crate::upstream::settings::UpstreamSettings;
 
-/// How long the server waits for a disk that is behind, but answers, or that no client waits for.
+/// Time for which the server waits for a disk that is behind but answers, or if no client waits.
 const DISK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a client waits for a disk that does nothing at all, unless `cache_disk_timeout` is longer. Not to be stored
-/// costs more than to be read elsewhere, and the journals of file systems take their time.
+/// Time for which a client waits for a disk that does nothing, unless `cache_disk_timeout` is longer. A response that
+/// is not stored costs more than one that is read elsewhere, and the journals of file systems cause pauses.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 
-/// What is longer than this is written while it comes; what is not, at once when it is there.
+/// A longer response is written while it arrives, a shorter one when it is complete.
 const AT_ONCE_BYTES: u64 = 128 * 1024;
 
-/// How long a response is kept in memory that has come whole, and that its disk is too slow to take or to give:
-/// requests for it need no server meanwhile.
+/// Time for which a complete response is kept in memory if its disk is too slow to write or to read it. Requests for it
+/// need no server meanwhile.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 
-/// Most bytes of one cache that are kept so, or wait to be stored, when another is to be kept.
+/// Maximum size of a cache's responses that are kept in this way or wait to be stored, for another one to be kept.
 const KEPT_BYTES_MAX: u64 = 16 << 20;
 
-/// What a piece of a body takes at least, and a response that is kept beside its head and its body, in bytes.
+/// Minimum memory of a piece of a body, and overhead of a kept response besides head and body, in bytes.
 const PIECE_MEMORY_MIN: usize = 4096;
 const KEPT_BYTES_EACH: u64 = 1024;
 
-/// How often it is tried to share what could not be shared: nobody says when others have made room.
+/// Interval of attempts to charge the process: freed memory is not signalled.
 const SHARE_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
-/// Most of a body that is received at once, in bytes.
+/// Maximum number of bytes of a body received at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Adds a piece, which all loops may read. False when the process's account has no room for it: then it counts for this
-/// loop, which should not add more before there is room.
+/// Adds a piece that all loops may read. Returns false if the process's account has no room: the piece then counts for
+/// this loop, which should wait for room before it adds more.
 pub(super) fn append(fill: &Fill, piece: Bytes) -> bool {
     let is_shared = piece.share().is_ok();
     fill.append(piece);
     is_shared
 }
 
-/// Has a pool write what is all there. The fill stays, and is read, until that is done.
+/// Writes a complete response in a pool. The fill stays readable until that is done.
 pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
     let (zone, id) = (&ending.zone, ending.id);
     if ending.fill.stays_in_memory() || !zone.disk.may_try(gale_runtime::now()) {
@@ -96,14 +96,14 @@ pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
             zone.note_store_failure(&path, &error);
         }
     };
-    // Refused, it goes with what it was given, and the fill ends.
+    // If the pool refuses, the task is dropped, and the fill ends.
     detach_with_others(pool, device, task);
 }
 
-/// Keeps a response that gets no file now, if all of it is in memory and there is room.
+/// Keeps a response without a file for a while, if all of it is in memory and there is room.
 fn keep_for_a_while(ending: Ending) {
     let (Some(pieces), Stage::Whole(meta)) = (ending.fill.whole_in_memory(), ending.fill.stage()) else { return };
-    // A small piece holds what it was received into.
+    // A small piece keeps its whole receive buffer.
     let body: usize = pieces.iter().map(|piece| piece.len().max(PIECE_MEMORY_MIN)).sum();
     let bytes = body as u64 + u64::from(format::header_length(&meta)) + KEPT_BYTES_EACH;
     let Some(reserved) = ending.zone.reserve(bytes, KEPT_BYTES_MAX) else { return };
@@ -114,7 +114,7 @@ fn keep_for_a_while(ending: Ending) {
     });
 }
 
-/// However storing ends, the fill is looked for no more.
+/// Ends the fill when it is dropped, however storing ends.
 pub(super) struct Ending {
     pub zone: Arc<CacheZone>,
     pub fill: Arc<Fill>,
@@ -127,7 +127,7 @@ impl Drop for Ending {
     }
 }
 
-/// Begins to read the rest of a response, of which `next` says what comes now.
+/// Begins to read the rest of a response; `next` is the result of the last read.
 #[expect(clippy::too_many_arguments, reason = "it takes over all that a response and its entry consist of")]
 pub(super) fn start(
     request: &mut Request,
@@ -150,7 +150,7 @@ pub(super) fn start(
         let _guard = guard;
         let header_length = format::header_length(&meta);
         let mut summing = Summing::new(header_length);
-        // What came with the head.
+        // The pieces that arrived with the head.
         fill_beginning.iter().for_each(|piece| summing.update(piece));
         let silence = Timer::after(silence_max);
         let feed = Feed {
@@ -172,11 +172,11 @@ pub(super) fn start(
             whole.store().await;
         }
     });
-    // Too many in the background: the log says so, and the fill has been given up with its task.
+    // A refusal is logged, and the fill was given up with its task.
     let _ = started;
 }
 
-/// A fill whose task goes without having ended it comes to nothing.
+/// Gives the fill up if the task ends early.
 struct GiveUp(Arc<Fill>);
 
 impl Drop for GiveUp {
@@ -185,17 +185,17 @@ impl Drop for GiveUp {
     }
 }
 
-/// A fill in the background has so many times as long: nobody reads it from its beginning on, and the stale response is
-/// used until it is over.
+/// Factor for the timeout of a fill in the background: it has no reader from its beginning, and the stale response is
+/// used until it is complete.
 const BACKGROUND_PATIENCE: u32 = 10;
 
 struct Feed {
     answering: Option<Box<Answering>>,
-    /// It is known how long the body is.
+    /// True if the length of the body is known.
     has_length: bool,
-    /// Since when nobody reads it.
+    /// Time since which it has no reader.
     unread_since: Option<Moment>,
-    /// Somebody has read it.
+    /// True if it had a reader.
     was_read: bool,
     ending: Ending,
     meta: Arc<Meta>,
@@ -210,9 +210,9 @@ struct Feed {
 
 /// Place of a response while it is received.
 enum Keeping {
-    /// In memory: so far it is short.
+    /// In memory: it is short so far.
     InMemory,
-    /// In a file, too.
+    /// In memory and in a file.
     InFile(Box<Storing>),
     /// In memory for its clients alone; other requests still find it.
     Unstored,
@@ -226,14 +226,14 @@ impl Keeping {
     }
 }
 
-/// A file that is being written.
+/// A file being written.
 struct Storing {
     writer: Writer,
     temporary: PathBuf,
     path: PathBuf,
 }
 
-/// What is to be done when all has come.
+/// A complete response that is to be stored.
 enum Whole {
     AtOnce(ThreadPool, Ending, Arc<Meta>),
     Streamed {
@@ -247,7 +247,7 @@ enum Whole {
 }
 
 impl Feed {
-    /// Reads to the end. Returns the response that is to be stored.
+    /// Reads to the end. Returns the response if it is to be stored.
     async fn run(mut self, request: &Copy, next: Result<BodyRead, Malformed>) -> Option<Whole> {
         let fill = Arc::clone(&self.ending.fill);
         let mut next = Some(next);
@@ -279,8 +279,8 @@ impl Feed {
         }
     }
 
-    /// Moves on to the phase that suits the bytes received so far, and waits until the disk and the shared memory have
-    /// room for another piece.
+    /// Moves to the phase for the bytes received so far, and waits until disk and shared memory have room for another
+    /// piece.
     async fn advance(&mut self, request: &Copy, keeping: Keeping, unshared: Option<Bytes>) -> Keeping {
         let fill = Arc::clone(&self.ending.fill);
         if !keeping.is_stored() || self.is_unwanted(request, &fill) {
@@ -310,7 +310,7 @@ impl Feed {
         keeping
     }
 
-    /// Whether the response is not to be stored any more: it was purged, has grown too large, or has no end.
+    /// True if the response is no longer to be stored: it was purged, is too large, or may have no end.
     fn is_unwanted(&mut self, request: &Copy, fill: &Fill) -> bool {
         if fill.is_purged() || fill.received() > self.ending.zone.options().max_size {
             return true;
@@ -356,7 +356,7 @@ impl Feed {
                 let (header_length, sums) = (self.header_length, self.summing.finish());
                 Some(Whole::Streamed { storing, ending: self.ending, meta, header_length, sums, pool })
             }
-            // For want of a disk, and not because it is unwanted or memory is full.
+            // It is not stored because of the disk, and not because it is unwanted or memory is full.
             Keeping::Unstored if fill.stays_in_memory() || !self.ending.zone.disk.is_well() => {
                 keep_for_a_while(self.ending);
                 None
@@ -365,7 +365,7 @@ impl Feed {
         }
     }
 
-    /// Whether nobody has read it for so long that it is given up: it may have no end.
+    /// True if the response has had no reader for so long that it is given up: it may have no end.
     fn is_left_for_good(&mut self, fill: &Fill) -> bool {
         let is_read = fill.readers() > 0;
         self.was_read |= is_read;
@@ -378,7 +378,7 @@ impl Feed {
         now.since(*self.unread_since.get_or_insert(now)) > self.silence_max * patience
     }
 
-    /// Creates the file and writes what has come so far.
+    /// Creates the file and writes the bytes received so far.
     async fn begin_file(&self, request: &Copy) -> Option<Box<Storing>> {
         let zone = &self.ending.zone;
         let pieces = self.ending.fill.whole_in_memory()?;
@@ -387,7 +387,7 @@ impl Feed {
         }
         let path = zone.path_of(&self.ending.id);
         let (device, number) = (likely_device(&path).writes(), store::new_number());
-        // Two say that it is over, the thread that creates it and the task that waits; the second removes the file.
+        // The creating thread and the waiting task both set this; the second one removes the file.
         let is_over = Arc::new(AtomicBool::new(false));
         let task = {
             let (path, zone, is_over) = (path.clone(), Arc::clone(zone), Arc::clone(&is_over));
@@ -424,7 +424,7 @@ impl Feed {
         let mut writer = Writer::new(file, temporary.clone()).in_pool(&self.pool);
         let mut header = MAGIC.to_vec();
         header.resize(header_length as usize, 0);
-        // What has come is as much as may be in memory anyway.
+        // Not more than may be in memory anyway.
         writer.push_all(std::iter::once(Bytes::from(header)).chain(pieces));
         self.ending.fill.set_file(writer.follow(), header_length.into());
         Some(Box::new(Storing { writer, temporary, path }))
@@ -450,8 +450,8 @@ impl Feed {
         }
     }
 
-    /// Waits for the disk to do something: for [`DISK_PATIENCE`] at most, and where somebody reads the response only as
-    /// long as the disk does anything at all. `None` if it takes longer.
+    /// Waits for the disk, for at most [`DISK_PATIENCE`]; while the response has a reader, only as long as the disk
+    /// does anything. `None` if it takes longer.
     async fn wait_while_disk_answers<T>(&self, device: Device, wait: impl Future<Output = T>) -> Option<T> {
         let disk = &self.ending.zone.disk;
         let silence_max = self.disk_timeout.clamp(SILENCE_MAX, DISK_PATIENCE);
@@ -493,7 +493,7 @@ impl Feed {
         let _ = self.pool.detach(device, move || drop(std::fs::remove_file(&temporary)));
     }
 
-    /// The next of the response.
+    /// Receives the next part of the response.
     async fn receive(&mut self, request: &Copy, mut next: Option<Result<BodyRead, Malformed>>) -> Received {
         let answering = self.answering.as_mut().expect("it has not ended");
         let (silence, silence_max, rate) = (&mut self.silence, self.silence_max, self.rate);
@@ -515,7 +515,7 @@ impl Feed {
                     }
                 }
                 answering.tell_messages(request);
-                // A server that has begun to answer need not read on.
+                // A server that has begun to answer need not read the rest of the request.
                 let _ = answering.poll_send(request, context);
                 let most = if rate > 0 { PIECE_BYTES.min(rate as usize).max(1) } else { PIECE_BYTES };
                 match answering.poll_receive(most, context) {
@@ -544,7 +544,8 @@ enum Received {
     Broken,
 }
 
-/// Waits until the process has room for a piece, or only the file still has it. False if that takes too long.
+/// Waits until the process's account has room for a piece, or the window is empty because all is in the file. False if
+/// that takes too long.
 async fn wait_to_share(fill: &Fill, piece: &Bytes) -> bool {
     let shared = async {
         loop {
@@ -558,7 +559,7 @@ async fn wait_to_share(fill: &Fill, piece: &Bytes) -> bool {
     timeout(DISK_PATIENCE, shared).await.is_ok()
 }
 
-/// Waits until the fastest of those who read has taken some. False when nobody reads.
+/// Waits until the fastest reader has read some bytes. False if there is no reader.
 async fn wait_for_readers(fill: &Arc<Fill>) -> bool {
     poll_fn(|context| {
         fill.drop_read();

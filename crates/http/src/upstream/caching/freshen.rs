@@ -1,8 +1,7 @@
-//! What a response to HEAD says of the stored response to GET: that holds on with the fields of now, or is stale.
-//! (RFC 9111 §4.3.5)
+//! Applies a response to HEAD to the stored response to GET, which gets its fields or becomes stale. (RFC 9111 §4.3.5)
 //!
-//! A HEAD comes to a server although a response to GET is stored where it does not become a GET
-//! (`proxy_cache_convert_head off`), and what is stored is too old or passed by (`proxy_cache_bypass`).
+//! A HEAD is passed to a server although a response to GET is stored if it is not converted to GET
+//! (`proxy_cache_convert_head off`), and the stored response is too old or bypassed (`proxy_cache_bypass`).
 
 use std::rc::Rc;
 
@@ -19,8 +18,8 @@ use crate::request::Request;
 use crate::request::response::FieldList;
 use crate::upstream::settings::{Ignored, UpstreamSettings};
 
-/// A server has answered a HEAD with 200. True if a response to GET is stored, which these fields were about: they
-/// must not be stored in its place.
+/// Applies the fields of a HEAD answered with 200. True if a response to GET is stored or in flight: the response to
+/// HEAD must not be stored in its place.
 pub(super) fn by_head(
     request: &Request,
     caching: &mut Caching,
@@ -35,7 +34,7 @@ pub(super) fn by_head(
     let is_of_get = match look(request, caching, now) {
         Lookup::Coming(fill) => match fill.stage() {
             Stage::Whole(meta) if !meta.is_head_only => {
-                // It is only not in its file yet.
+                // It is complete, but not in its file yet.
                 let hot = hot_of(caching.id, &fill, &meta);
                 if !hot.is_some_and(|hot| update(request, caching, settings, &hot, fields)) {
                     caching.zone.discard(&caching.id, fill.number);
@@ -43,7 +42,7 @@ pub(super) fn by_head(
                 }
                 true
             }
-            // It is as new as this.
+            // It is as new as this response.
             Stage::Coming(meta, _) => !meta.is_head_only,
             Stage::Whole(_) | Stage::Asking | Stage::Broken | Stage::Nothing => false,
         },
@@ -58,7 +57,7 @@ pub(super) fn by_head(
                     }
                     true
                 }
-                // Nobody knows whether it is the same without reading it: whoever wants it next asks.
+                // Only its file tells whether it is the same, and that is not read now: the next request revalidates.
                 None => {
                     caching.zone.make_stale(&caching.id, entry.number, now);
                     true
@@ -73,8 +72,8 @@ pub(super) fn by_head(
     is_of_get
 }
 
-/// A stored response gets these fields, unless it is newer than the question. False if they are about something else,
-/// or it may not be stored with them.
+/// Updates the fields of a stored response, unless it is newer than the request. False if the fields are about another
+/// response, or it may not be stored with them.
 fn update(
     request: &Request,
     caching: &mut Caching,
@@ -105,7 +104,7 @@ fn end_freshness(request: &Request, caching: &Caching, hot: &Hot, now: u64) {
     renew_file(request, zone, hot.id, number, &meta);
 }
 
-/// Whether each validator of the response to HEAD, and its length, are those of what is stored.
+/// True if every validator of the response to HEAD, and its length, are those of the stored response.
 fn is_about_same(fields: &FieldList, hot: &Hot) -> bool {
     let told = |list: &FieldList, known| {
         list.iter().find(|field| field.name.known() == Some(known)).map(|field| field.value.to_vec())

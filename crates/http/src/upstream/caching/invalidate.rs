@@ -1,9 +1,9 @@
-//! What a request that changes something takes away: what is stored under its URI, and under those on the same site
-//! that the response names. (RFC 9111 §4.4)
+//! Invalidates stored responses after an unsafe request: that of its own URI, and those of URIs on the same site that
+//! the response names. (RFC 9111 §4.4)
 //!
-//! `Location` and `Content-Location` name what clients ask for, or, as servers do that know nothing of their proxy,
-//! what the server is asked for. A path may be either, so both go; a URL with the server's own host is the server's
-//! name.
+//! `Location` and `Content-Location` name URIs as clients see them or, from servers that know nothing of their proxy,
+//! as the server sees them. A path may be either, so both are invalidated; a URL with the server's own host is one of
+//! the server's.
 //!
 //! ```text
 //!   proxy_pass http://app/inner/ in location /outer/; a POST to /outer/a is answered with Location: …
@@ -27,8 +27,8 @@ use crate::request::response::FieldList;
 use crate::upstream::attempt::Passing;
 use crate::upstream::response::ServerNames;
 
-/// The server has changed something. Where the key ends with what the client or the server was asked for, the keys of
-/// what the response names are made by putting that in its place.
+/// Invalidates after a success. If the key ends with the target of the client's or the server's request, the keys for
+/// the URIs that the response names are made by replacing that target.
 pub(super) fn invalidate(request: &Request, passing: &Passing<'_>, caching: &Caching, fields: &FieldList) {
     let pool = pool_of(request);
     let purge = |key: &[u8]| {
@@ -63,8 +63,8 @@ pub(super) fn invalidate(request: &Request, passing: &Passing<'_>, caching: &Cac
     }
 }
 
-/// The response has a `Content-Location` with the request's own URI, so it also answers a GET of that URI.
-/// (RFC 9110 §8.7)
+/// True if `Content-Location` is the request's own URI, so that the response also answers a GET of that URI. (RFC 9110
+/// §8.7)
 pub(super) fn stands_for_get(request: &Request, passing: &Passing<'_>, caching: &Caching, fields: &FieldList) -> bool {
     let names = passing.rewriter.server_names(request);
     let asked = Asked::of(request, passing, &names);
@@ -77,20 +77,20 @@ pub(super) fn stands_for_get(request: &Request, passing: &Passing<'_>, caching: 
     })
 }
 
-/// Whose targets a key has.
+/// The side whose targets a key contains.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Client,
     Server,
 }
 
-/// What was asked for, by the client and of the server.
+/// The targets of the request, of the client and to the server.
 struct Asked<'r> {
     client: &'r [u8],
     server: &'r [u8],
     /// Scheme and host of the server.
     server_origin: Option<(Scheme, &'r [u8])>,
-    /// A beginning of the client's targets, and what the server's have in its place.
+    /// A prefix of the client's targets, and its replacement in the server's.
     replaced: Option<(&'r [u8], &'r [u8])>,
 }
 
@@ -108,10 +108,10 @@ impl<'r> Asked<'r> {
         }
     }
 
-    /// The key's part before the target, and whose target that is.
+    /// The part of a key before the target, and the side of the target.
     fn side_of<'k>(&self, key: &'k [u8]) -> Option<(&'k [u8], Side)> {
         let mut sides = [(self.client, Side::Client), (self.server, Side::Server)];
-        // A key that ends with both has the longer one.
+        // A key that ends with both contains the longer one.
         if self.server.len() > self.client.len() {
             sides.swap(0, 1);
         }
@@ -122,9 +122,9 @@ impl<'r> Asked<'r> {
         sides.into_iter().find_map(find)
     }
 
-    /// The targets of this side that a URI may mean.
+    /// The targets of this side that a URI may name.
     fn targets(&self, request: &Request, side: Side, value: &[u8]) -> Vec<Vec<u8>> {
-        // What is behind it is the client's alone.
+        // The fragment is for the client alone.
         let value = value.split(|&byte| byte == b'#').next().unwrap_or_default();
         let is_path = value.starts_with(b"/") && !value.starts_with(b"//");
         let of_client = || {

@@ -1,19 +1,19 @@
-//! How requests that are passed on use a cache: it is asked before the servers, and keeps what they answer.
+//! The cache's part in requests that are passed on: it is consulted before the servers, and stores their responses.
 //!
 //! ```text
-//!   consult    what is there: an answer, or how the servers are asked
-//!   opening    a stored response: out of this worker's memory, or its file
-//!   serve      an entry, or what is coming, as the answer to a request
+//!   consult    the lookup: an answer, or how the servers are asked
+//!   opening    opens a stored response: from this worker's memory, or its file
+//!   serve      an entry, or a response in flight, as the answer to a request
 //!   stored     the body of an entry in a file, and how long a client waits for it
-//!   checked    reading it block by block, each with its sum
-//!   resume     the rest of a response that the disk does not give, from its server
-//!   receive    a server's response: a 304, an error that something stale stands in for, something to store
-//!   freshen    what a response to HEAD says of what is stored
-//!   invalidate what a request that changes something takes away
-//!   feed       what a server sends, into a fill: the task that goes on without its first client
-//!   batches    what a turn of the loop has to store, handed to a pool together
+//!   checked    reads it block by block, and verifies each sum
+//!   resume     the rest of a response that the disk does not deliver, from its server
+//!   receive    a server's response: a 304, an error replaced by a stale response, a response to store
+//!   freshen    applies a response to HEAD to the stored response to GET
+//!   invalidate invalidation by unsafe requests
+//!   feed       the task that reads a server's response into a fill, even without its first client
+//!   batches    hands the storing tasks of a turn of the loop to a pool together
 //!   purge      requests that purge
-//!   search     `No-Vary-Search`: what is stored, and purged, for more than one query
+//!   search     `No-Vary-Search`: responses stored and purged for several queries
 //! ```
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache>)
 
@@ -53,43 +53,44 @@ pub use resume::Part;
 pub use serve::Serving;
 pub(super) use serve::finish_head;
 
-/// What a request's variables tell of its cache, and what its module has to know: a note of the request.
+/// Data about a request's cache for variables and for its module: a note of the request.
 #[derive(Clone, Default)]
 pub struct CacheNote {
     /// `$upstream_cache_status`
     pub status: Option<CacheStatus>,
-    /// `$upstream_cache_key`: what the request is looked for by.
+    /// `$upstream_cache_key`: the key of the lookup.
     pub key: Rc<[u8]>,
-    /// The response may be stored: the server is asked for all of it, whatever the client asks for.
+    /// True if the response may be stored: the server is asked for the whole response, even if the client asks for a
+    /// range.
     pub asks_for_whole: bool,
-    /// A HEAD becomes a GET.
+    /// True if a HEAD is sent as a GET.
     pub converts_head: bool,
-    /// What the server is asked to compare with: `If-Modified-Since`.
+    /// Validator for `If-Modified-Since`.
     pub last_modified: Option<Rc<[u8]>>,
-    /// What the server is asked to compare with: `If-None-Match`.
+    /// Validator for `If-None-Match`.
     pub etag: Option<Rc<[u8]>>,
-    /// What the server is asked for the rest of: `Range` and `If-Range`.
+    /// The part to ask the server for, by `Range` and `If-Range`.
     pub part: Option<Part>,
-    /// Why the response was not stored.
+    /// Reason for which the response was not stored.
     pub not_stored: Option<NotStored>,
-    /// It was read while another request fetched it.
+    /// True if the response was read while another request fetched it.
     pub is_collapsed: bool,
-    /// Why the server was asked, where the status does not tell it.
+    /// Reason for which the server was asked, if the status does not tell it.
     pub asked_because: Option<AskedBecause>,
-    /// Where its use is counted.
+    /// The cache whose counters are used.
     zone: Option<Arc<CacheZone>>,
-    /// The entry that is its answer, or becomes it: its name and its number.
+    /// The entry of the answer: its id and its number.
     entry: Option<(Id, u64)>,
 }
 
-/// Why a server is asked, in the words of `Cache-Status`. (RFC 9211 §2.2)
+/// Reason for which a server is asked, in the words of `Cache-Status`. (RFC 9211 §2.2)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AskedBecause {
-    /// Other variants are stored, and not this one.
+    /// Only other variants are stored.
     VaryMiss,
-    /// The request does not want what is stored, though it is fresh.
+    /// The request refuses the stored response, which is fresh.
     Request,
-    /// What is stored was too old. It was used all the same: the server failed, with this status if it had one.
+    /// The stored response was stale and was used because the server failed, with this status if it sent one.
     Failed(Option<u16>),
 }
 
@@ -97,7 +98,8 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Counts how a request has used its cache, when it is over. What its subrequests have taken from one is theirs.
+/// Counts a request's use of its cache when the request ends. Bytes that its subrequests got from a cache are counted
+/// for them.
 fn count_use(request: &Request) {
     let Some(CacheNote { status: Some(status), zone: Some(zone), .. }) = request.notes.get::<CacheNote>() else {
         return;
@@ -105,7 +107,7 @@ fn count_use(request: &Request) {
     let of_parts = &request.shared.counted_bytes;
     let bytes = if request.is_main() {
         let sent = request.sent();
-        // Of one who has left not even the head may have gone.
+        // If the client has left, not even the whole head may have been sent.
         sent.bytes.saturating_sub(sent.head_bytes).saturating_sub(of_parts.get())
     } else {
         let bytes = request.response.content_length.unwrap_or(0);
@@ -115,7 +117,7 @@ fn count_use(request: &Request) {
     zone.counters.uses.count(*status as usize, bytes);
 }
 
-/// Notes which entry the request's answer is, or becomes.
+/// Notes the entry of the request's answer.
 fn note_entry(request: &mut Request, zone: &Arc<CacheZone>, id: Id, number: u64) {
     if let Some(note) = request.notes.get_mut::<CacheNote>() {
         note.zone.get_or_insert_with(|| Arc::clone(zone));
@@ -124,7 +126,7 @@ fn note_entry(request: &mut Request, zone: &Arc<CacheZone>, id: Id, number: u64)
     }
 }
 
-/// Takes the entry of a refused response away, or keeps it from coming.
+/// Removes the entry of a refused response, or prevents its storing.
 fn forget_refused(request: &Request) {
     let Some(CacheNote { zone: Some(zone), entry: Some((id, number)), .. }) = request.notes.get::<CacheNote>() else {
         return;
@@ -134,27 +136,27 @@ fn forget_refused(request: &Request) {
     request.log(Level::Info, format_args!("the response is not stored in cache \"{}\"", zone.name));
 }
 
-/// nginx's words for how a cache was used.
+/// nginx's words for the result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheStatus {
-    /// It was not there.
+    /// Nothing is stored.
     Miss,
-    /// Nobody looked.
+    /// The lookup was skipped.
     Bypass,
-    /// It was too old.
+    /// The stored response is stale, and the server was asked.
     Expired,
-    /// It was too old, and used.
+    /// The stored response is stale, and was used.
     Stale,
-    /// It was too old, and used while somebody fetches it anew.
+    /// The stored response is stale, and was used while another request updates it.
     Updating,
-    /// It was too old, and the server says that it has not changed.
+    /// The stored response was stale, and the server confirmed it.
     Revalidated,
-    /// It was there.
+    /// The stored response was used.
     Hit,
 }
 
 impl CacheStatus {
-    /// All of them, in the order of a cache's figures.
+    /// All values, in the order of a cache's figures.
     pub const ALL: [CacheStatus; WAYS] = [
         CacheStatus::Miss,
         CacheStatus::Bypass,
@@ -165,12 +167,12 @@ impl CacheStatus {
         CacheStatus::Hit,
     ];
 
-    /// The answer was stored before the request came, or came for another request.
+    /// True if the answer was stored before the request, or fetched for another request.
     pub fn is_from_cache(self) -> bool {
         !matches!(self, CacheStatus::Miss | CacheStatus::Bypass | CacheStatus::Expired)
     }
 
-    /// As `$upstream_cache_status` has it.
+    /// The value of `$upstream_cache_status`.
     pub fn name(self) -> &'static str {
         match self {
             CacheStatus::Miss => "MISS",
@@ -184,44 +186,45 @@ impl CacheStatus {
     }
 }
 
-/// What a request that is passed on brings for the cache.
+/// The cache's state for a request that is passed on.
 pub struct Caching {
     zone: Arc<CacheZone>,
-    /// What the key's text comes to.
+    /// The sum of the key.
     primary: Id,
     key: Rc<[u8]>,
-    /// The request's own key; `key` may be that of what stands for other queries, too.
+    /// The request's own key; `key` may be one that equivalent queries share.
     own: Rc<[u8]>,
-    /// The request's own key by its parts, if `No-Vary-Search` is followed.
+    /// The parts of the request's own key, if `No-Vary-Search` is on.
     search: Option<Rc<SearchKey>>,
-    /// What it is looked for by: the key, or a variant of it.
+    /// The id of the lookup: that of the key, or of a variant.
     id: Id,
-    /// The right to store what comes, where nobody else has it.
+    /// The right to store the response.
     lead: Option<Lead>,
-    /// It may be stored although there is no lead yet.
+    /// True if the response may be stored, even without a lead yet.
     may_store: bool,
-    /// Something too old.
+    /// A stale response.
     stale: Option<Rc<Hot>>,
-    /// The request does not want what is fresh.
+    /// True if the request refuses a fresh response.
     is_by_request: bool,
-    /// It is stored and fresh, and its disk takes too long: others read what comes, and it is not stored once more.
+    /// True if a fresh response is stored whose disk is too slow: other requests read this response while it arrives,
+    /// and it is not stored again.
     is_stored: bool,
     /// `cache_normalize_language`
     normalizes_language: bool,
 }
 
 impl Caching {
-    /// Takes the right to store what comes, beside other requests that may fetch the same.
+    /// Takes a lead even if other requests fetch the same response.
     fn take_lead_beside(&mut self) {
         self.lead = Some(self.zone.begin_beside(&self.primary, self.id, gale_runtime::now()));
     }
 
-    /// What an error is noted for: this request's key alone, since no response says that it stands for others.
+    /// The id for a recorded error: that of the request's own key, since no rules say that it covers other queries.
     fn id_of_errors(&self) -> Id {
         if *self.key == *self.own { self.id } else { id_of(&self.own) }
     }
 
-    /// Notes why the response will not be stored, for `Cache-Status` and the log.
+    /// Notes the reason for which the response will not be stored, for `Cache-Status` and the log.
     fn note_not_stored(request: &mut Request, why: NotStored) {
         if let Some(note) = request.notes.get_mut::<CacheNote>() {
             note.not_stored = Some(why);
@@ -229,7 +232,7 @@ impl Caching {
         request.log(Level::Info, format_args!("the response is not stored: {}", why.word()));
     }
 
-    /// Notes how the cache was used.
+    /// Notes the cache status.
     fn note(request: &mut Request, status: CacheStatus) {
         match request.notes.get_mut::<CacheNote>() {
             Some(note) => note.status = Some(status),
@@ -238,8 +241,7 @@ impl Caching {
     }
 }
 
-/// Adds `Cache-Status`, if the location has a name for its cache: how it was used, and why something was not stored.
-/// (RFC 9211)
+/// Adds `Cache-Status`, if the location names its cache: the cache status, and the reason for not storing. (RFC 9211)
 pub(super) fn tell_status(
     request: &mut Request,
     settings: &CacheSettings,
@@ -283,15 +285,15 @@ pub(super) fn tell_status(
     request.response.add(b"Cache-Status", value);
 }
 
-/// What a copy of a request in the background finds: it is to fetch this anew.
+/// Note of a background copy of a request: the state for fetching the response again.
 pub(super) struct Update(Box<Caching>);
 
-/// Whether the server was asked for all of the response, whatever the client asks for.
+/// True if the server was asked for the whole response, even if the client asked for a range.
 pub(super) fn asks_for_whole(request: &Request) -> bool {
     request.notes.get::<CacheNote>().is_some_and(|note| note.asks_for_whole)
 }
 
-/// Whether a field of the client is not for the server, because the cache wants all of the response, and asks with
+/// True if a field of the client is not passed to the server, because the cache asks for the whole response, and with
 /// conditions of its own. (nginx's list)
 pub fn is_for_cache(note: Option<&CacheNote>, field: Option<KnownHeader>) -> bool {
     note.is_some_and(|note| note.asks_for_whole)

@@ -1,4 +1,4 @@
-//! Opens stored responses: what this worker has in memory, or a file, for which a request waits a bounded time.
+//! Opens stored responses, from this worker's memory or a file, and bounds the time that a request waits for that.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use crate::cache::store::{self, OpenError};
 use crate::request::Request;
 use crate::request::files::pool_of;
 
-/// Why an entry is not used.
+/// Reason for which an entry is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unread {
-    /// Its disk takes too long, or does not answer. It is there.
+    /// The entry exists, but its disk is slow or does not answer.
     Late,
-    /// It has gone, is damaged or another one, or its disk fails.
+    /// The entry is gone, damaged or another one, or its disk fails.
     Unusable,
 }
 
-/// Opens an entry: what this worker has in memory, or its file, for which a request waits a bounded time. What is
-/// returned can be read, as far as that is known: its head may leave.
+/// Opens an entry from this worker's memory or its file, in bounded time. As far as is known, the result can be read,
+/// so its head may be sent.
 pub(super) async fn open(
     request: &mut Request,
     serving: Serving<'_>,
@@ -41,7 +41,7 @@ pub(super) async fn open(
     let hot = open_entry(request, serving, caching, entry).await?;
     let HotBody::File(file, at) = &hot.body else { return Ok(hot) };
     if !request.is_head() {
-        // Both together take no longer than one of them may.
+        // Opening and reading together have one timeout.
         let patience = (began, *serving.settings.cache.disk_timeout.get());
         stored::begin_to_read(request, &caching.zone, &hot, (file, *at), patience).await?;
     }
@@ -62,15 +62,15 @@ async fn open_entry(
         return Ok(hot);
     }
     match read(request, serving, caching).await {
-        // A mark: there are variants, and this is no response.
+        // A mark, which is no response: there are variants.
         Ok(hot) if hot.meta.status == VARIES => {
             memory::forget(zone.identity(), &caching.id);
             let (names, number) = (hot.meta.variant.to_vec(), hot.meta.variant_number);
-            // Purged, or one too many: this is no response in any case.
+            // The result does not matter, because a mark is no response in any case.
             let _ = zone.note_vary(&caching.id, &names, number, Some(hot.size), gale_runtime::wall_seconds());
             Err(Unread::Unusable)
         }
-        // One that was replaced, and has come back by accident.
+        // An old file has reappeared, by accident, in place of its replacement.
         Ok(hot) if hot.meta.number < entry.number => {
             memory::forget(zone.identity(), &caching.id);
             zone.forget(&caching.id, entry.number);
@@ -92,7 +92,7 @@ async fn open_entry(
     }
 }
 
-/// Opens what the index does not know yet.
+/// Opens a file that is not in the index yet.
 pub(super) async fn open_cold(request: &Request, serving: Serving<'_>, caching: &Caching) -> Option<Rc<Hot>> {
     read(request, serving, caching).await.ok()
 }
@@ -104,11 +104,11 @@ pub(super) fn entry_of(caching: &Caching, hot: &Hot, now: u64) -> Entry {
     entry
 }
 
-/// Why a file was not opened.
+/// Reason for which a file was not opened.
 enum NotOpened {
-    /// There is none, or none to be used.
+    /// There is no usable file.
     Gone,
-    /// Its disk takes too long, or does not answer.
+    /// Its disk is slow or does not answer.
     Late,
     Failed,
 }
@@ -127,11 +127,11 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
         let (id, zone) = (caching.id, Arc::clone(zone));
         pool.run_for(device, move || {
             let opened = zone.disk.watch(|| zone.open(&id));
-            // A file of which nothing more is read is closed here.
+            // A file whose body was read is closed here.
             opened.map(|store::Opened { header, body, blocks, file }| match body {
                 Some(bytes) => (header, HotBody::Memory(bytes), blocks),
                 None => {
-                    // It may be unlinked at any time, as to make room.
+                    // The file may be unlinked at any time, by an eviction for example, so closing it may block.
                     file.close_in_pool();
                     let start = header.header_length.into();
                     (header, HotBody::File(file, start), blocks)
@@ -194,7 +194,7 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
     }
 }
 
-/// Whether the body of an entry can be sent without waiting for its disk.
+/// True if the body of an entry can be sent without waiting for its disk.
 pub(super) fn is_body_at_hand(request: &Request, zone: &CacheZone, hot: &Hot) -> bool {
     match &hot.body {
         HotBody::Memory(_) => true,
@@ -202,9 +202,9 @@ pub(super) fn is_body_at_hand(request: &Request, zone: &CacheZone, hot: &Hot) ->
     }
 }
 
-/// Has a pool look, now and then and only if that cannot wait for the disk, whether somebody has removed the file: then
-/// the entry goes. Not on the loop: whoever looks at a name holds the file for that moment, and if it is unlinked just
-/// then it is the one to free its blocks.
+/// Checks now and then in a pool whether the file was removed, and then removes the entry. It does so only if that
+/// cannot wait for the disk. Not on the loop: a lookup of a name holds the file for a moment, and if it is unlinked
+/// just then, that thread frees its blocks.
 pub(super) fn look_whether_still_there(request: &Request, zone: &Arc<CacheZone>, id: &Id, hot: &Hot) {
     let now: Moment = gale_runtime::now();
     if now.since(hot.seen.get()) < LOOK_AGAIN {

@@ -1,9 +1,9 @@
-//! Requests that purge: `proxy_cache_purge`. By key; with an asterisk at the key's end, by prefix; by tags.
+//! Requests that purge, `proxy_cache_purge`: by key, by prefix if the key ends with an asterisk, or by tags.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache_purge>)
 //!
-//! The index decides, so the answer comes at once: 204 where there was something, or where there may have been
-//! (prefixes and tags), 404 where there was nothing. What is coming at that moment is purged, too. An answer waits for
-//! the journal, no longer than for any use of the disk, so that what was answered holds if the process dies.
+//! The index decides, so the answer is immediate: 204 if there was an entry, or may have been one (prefixes and tags),
+//! 404 if there was none. Responses in flight are purged too. The answer waits for the journal, for at most the disk
+//! timeout, so that the purge holds even if the process dies.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::request::body::Body;
 use crate::request::files::pool_of;
 use crate::request::phases::Flow;
 
-/// Purges what the request names.
+/// Performs the purge that the request asks for.
 pub(super) async fn answer(request: &mut Request, serving: Serving<'_>, zone: &Arc<CacheZone>, key: &[u8]) -> Flow {
     let settings = &serving.settings.cache;
     let is_soft = *settings.purge_soft.get();
@@ -37,7 +37,7 @@ pub(super) async fn answer(request: &mut Request, serving: Serving<'_>, zone: &A
         return done(request);
     }
     if key.len() > KEY_BYTES_MAX {
-        // Nothing has such a key.
+        // No entry has such a key.
         return Flow::Respond(404);
     }
     if let Some(prefix) = key.strip_suffix(b"*") {
@@ -58,12 +58,12 @@ pub(super) async fn answer(request: &mut Request, serving: Serving<'_>, zone: &A
     if !is_soft {
         memory::forget(zone.identity(), &id);
     }
-    // As long as the index does not know all files, there may be one.
+    // As long as the index does not know all files, there may be an entry.
     if purged.had_any || zone.is_cold() { done(request) } else { Flow::Respond(404) }
 }
 
-/// Has the journal say so, and waits for that as long as for any use of the disk. A process that does not manage the
-/// directory writes no journal: whoever does learns nothing of its purges.
+/// Waits for the journal to be written, for at most the disk timeout. A process that does not manage the directory
+/// writes no journal: the managing process learns nothing of its purges.
 async fn write(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone>) {
     let name = &zone.name;
     if !zone.is_managed() {

@@ -1,4 +1,4 @@
-//! What a server's response means for the cache.
+//! Handles a server's response for the cache.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ use crate::upstream::attempt::Passing;
 use crate::upstream::receiving::{BodyRead, UpstreamHead};
 use crate::upstream::settings::{Ignored, RetryOn, UpstreamSettings};
 
-/// Most tags that a response has.
+/// Maximum number of tags of a response.
 const TAGS_MAX: usize = 256;
 
 /// A response that is to be stored, before its body.
@@ -46,12 +46,12 @@ pub(in crate::upstream) struct Stored {
     lead: Lead,
     id: Id,
     meta: Arc<Meta>,
-    /// It stands for other queries, too.
+    /// The parts of its key if it stands for other queries too.
     search: Option<Rc<SearchKey>>,
 }
 
-/// Answers with something stale in place of a failure, if there is something and the location, or the response when it
-/// came, allows that.
+/// Answers with a stale response in place of a failure, if there is one and the location or the response itself allows
+/// it.
 pub(in crate::upstream) fn serve_stale(
     request: &mut Request,
     passing: &mut Passing<'_>,
@@ -80,7 +80,7 @@ pub(in crate::upstream) fn serve_stale(
     Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale))
 }
 
-/// A server failed in the end: `cache_valid 502` keeps others from asking it.
+/// Records the failure of all servers: with `cache_valid 502`, later requests do not ask them.
 pub(in crate::upstream) fn tell_error(passing: &mut Passing<'_>, status: u16) {
     let Some(caching) = passing.caching.take() else { return };
     if let Some(seconds) = passing.settings.cache.valid_for(status).filter(|_| caching.may_store)
@@ -90,7 +90,8 @@ pub(in crate::upstream) fn tell_error(passing: &mut Passing<'_>, status: u16) {
     }
 }
 
-/// A server's error has a page here: for as long as the response would be stored, others get that page, too.
+/// Records an error of a server that has an error page here: other requests get that page for as long as the response
+/// would be stored.
 pub(in crate::upstream) fn tell_intercepted(
     request: &Request,
     passing: &mut Passing<'_>,
@@ -107,7 +108,7 @@ pub(in crate::upstream) fn tell_intercepted(
     }
 }
 
-/// A 304 to a question of our own: what is stored holds on.
+/// Handles a 304 to a revalidation: the stored response is still valid.
 pub(in crate::upstream) fn revalidate(
     request: &mut Request,
     passing: &mut Passing<'_>,
@@ -126,7 +127,7 @@ pub(in crate::upstream) fn revalidate(
         && head.fields.iter().any(|field| field.name.eq_ignore_ascii_case(b"No-Vary-Search"))
         && search::rules_of(&head.fields) != search::rules_of(&hot.meta.fields);
     if has_other_rules || is_about_another(&head.fields, &hot.meta.fields, settings.ignored.has(Ignored::VARY)) {
-        // It answers this request, as the server says; the next one gets all of what is there now.
+        // It answers this request, as the server says; the next request fetches the whole response.
         let zone = Arc::clone(&caching.zone);
         zone.discard(&caching.id, hot.meta.number);
         memory::forget(zone.identity(), &caching.id);
@@ -140,7 +141,7 @@ pub(in crate::upstream) fn revalidate(
     Some(serve_hot(request, serving, &zone, &renewed, CacheStatus::Revalidated))
 }
 
-/// What is known of a stored response by what a server has said of it since; `None` if that may not be stored.
+/// The head of a stored response after a server's update; `None` if it may not be stored any more.
 pub(super) fn renewed_meta(
     request: &Request,
     settings: &UpstreamSettings,
@@ -153,7 +154,7 @@ pub(super) fn renewed_meta(
         update_fields(&mut meta.fields, fresh, rules.stores_cookies);
     }
     let now = gale_runtime::wall_seconds();
-    // What it says of freshness counts first, then what was said before.
+    // The lifetime of the update is used, or else that of the stored fields.
     let storing = match judge_fields(request, settings, meta.status, fresh, now) {
         Storing::Not(NotStored::NoLifetime) => judge_fields(request, settings, meta.status, &meta.fields, now),
         own => own,
@@ -167,7 +168,7 @@ pub(super) fn renewed_meta(
     Some(meta)
 }
 
-/// Puts a stored response with another head into its place, if there is the right to.
+/// Replaces the head of a stored response, if the request holds the lead.
 pub(super) fn put_renewed(
     request: &Request,
     zone: &Arc<CacheZone>,
@@ -176,7 +177,7 @@ pub(super) fn put_renewed(
     mut meta: Meta,
 ) -> Rc<Hot> {
     if let Some(lead) = &lead {
-        // It is as new as the question: what was purged softly before is so no more.
+        // It is as new as the request, so it is no longer covered by an earlier soft purge.
         meta.number = lead.fill().number;
     }
     let body = match &hot.body {
@@ -194,19 +195,20 @@ pub(super) fn put_renewed(
             memory::keep(zone.identity(), id, Rc::clone(&renewed));
         }
         (Some(lead), HotBody::File(..)) => {
-            // Others use the file as it is until it says the same; whoever waits for the lead finds it fresh.
+            // Other requests use the file as it is until its header is renewed; requests that wait for the lead find
+            // the entry fresh.
             zone.renew(&id, hot.meta.number, &renewed.meta.lifetime);
             renew_file(request, zone, id, hot.meta.number, &renewed.meta);
             drop(lead);
         }
-        // It was asked beside another request that fetches it.
+        // Without a lead, another request is fetching the response.
         (None, _) => {}
     }
     renewed
 }
 
-/// Whether a 304 is about another response than the one that is stored: it says so by a strong entity tag, or depends
-/// on other fields of the request. (RFC 9111 §4.3.4)
+/// True if a 304 is about another response than the stored one: it has another strong entity tag, or another `Vary`.
+/// (RFC 9111 §4.3.4)
 pub(super) fn is_about_another(fresh: &FieldList, stored: &FieldList, ignores_vary: bool) -> bool {
     let tag = |fields: &FieldList| {
         fields.iter().find(|field| field.name.known() == Some(ResponseField::ETag)).map(|field| field.value.to_vec())
@@ -222,8 +224,7 @@ pub(super) fn is_about_another(fresh: &FieldList, stored: &FieldList, ignores_va
     is_other || !ignores_vary && fresh.has(ResponseField::Vary) && vary(fresh) != vary(stored)
 }
 
-/// Stores a small entry once more, with what a 304 has said of it, as if all of it had come: the file of the one before
-/// may not even be there yet.
+/// Stores a small entry again with its updated head, as if all of it had arrived: the old file may not exist yet.
 fn store_anew(request: &Request, lead: Lead, id: Id, renewed: &Hot, body: Bytes) {
     if header_length(&renewed.meta) as usize > HEADER_MAX {
         return;
@@ -232,14 +233,14 @@ fn store_anew(request: &Request, lead: Lead, id: Id, renewed: &Hot, body: Bytes)
     let meta = Arc::new(renewed.meta.clone());
     let fill = lead.begin(id, Arc::clone(&meta), told_length(&meta, renewed.length));
     if !body.is_empty() {
-        // What is small counts for this loop, if it must.
+        // A small piece may count for this loop.
         let _ = feed::append(&fill, body);
     }
     fill.finish();
     feed::store_whole(pool_of(request), feed::Ending { zone, fill, id }, &meta);
 }
 
-/// Has the file's header written anew; if that fails, the next process asks the server once more.
+/// Rewrites the header of the file. If that fails, the next process revalidates once more.
 pub(super) fn renew_file(request: &Request, zone: &Arc<CacheZone>, id: Id, number: u64, meta: &Meta) {
     let path = zone.path_of(&id);
     let (zone, meta) = (Arc::clone(zone), meta.clone());
@@ -250,7 +251,7 @@ pub(super) fn renew_file(request: &Request, zone: &Arc<CacheZone>, id: Id, numbe
     });
 }
 
-/// The fields of a 304 take the places of those that are stored. (RFC 9111 §3.2)
+/// Replaces stored fields by those of a 304. (RFC 9111 §3.2)
 fn update_fields(stored: &mut FieldList, fresh: &FieldList, stores_cookies: bool) {
     let is_kept = |field: &Field| {
         let describes_body = matches!(
@@ -265,7 +266,7 @@ fn update_fields(stored: &mut FieldList, fresh: &FieldList, stores_cookies: bool
         let is_cookie = field.name.known() == Some(ResponseField::SetCookie);
         !describes_body && !is_excepted(field, fresh) && (!is_cookie || stores_cookies)
     };
-    // It was as old as that when it came; it is as old as the 304 says now.
+    // `Age` is that of the 304, not the stored one.
     let is_left = |field: &&Field| field.name.known() != Some(ResponseField::Age);
     let mut fields = FieldList::default();
     for field in stored
@@ -281,10 +282,10 @@ fn update_fields(stored: &mut FieldList, fresh: &FieldList, stores_cookies: bool
     *stored = fields;
 }
 
-/// The response is for the client's user alone, who has authenticated the connection to the server.
+/// Note: the response is for the client's user alone, because the connection to the server is authenticated.
 struct OfUser;
 
-/// Notes that the response is for the client's user alone, although the request may not say so. (RFC 9111 §3.5)
+/// Notes that the response is for the client's user alone, even if the request has no credentials. (RFC 9111 §3.5)
 pub(in crate::upstream) fn note_of_user(request: &mut Request) {
     request.notes.put(OfUser);
 }
@@ -292,7 +293,7 @@ pub(in crate::upstream) fn note_of_user(request: &mut Request) {
 fn judge_fields(request: &Request, settings: &UpstreamSettings, status: u16, fields: &FieldList, now: u64) -> Storing {
     let ignored = settings.ignored;
     let cache = &settings.cache;
-    // A response to POST needs a lifetime of its own to be stored. (RFC 9110 §9.3.3)
+    // A response to POST needs an explicit lifetime to be stored. (RFC 9110 §9.3.3)
     let may_guess = cache.takes(request.method());
     judge_storing(&Judged {
         status,
@@ -313,7 +314,7 @@ fn judge_fields(request: &Request, settings: &UpstreamSettings, status: u16, fie
     })
 }
 
-/// Whether a response is to be stored. If not, whoever waits for it asks for himself.
+/// Decides whether a response is stored. If not, waiting requests ask the server themselves.
 pub(in crate::upstream) fn judge(
     request: &mut Request,
     passing: &mut Passing<'_>,
@@ -339,12 +340,12 @@ pub(in crate::upstream) fn judge(
         if !is_for_get {
             return None;
         }
-        // Its number is later than the purge of a moment ago.
+        // Its number is later than that of the purge just before.
         caching.take_lead_beside();
         caching.may_store = true;
     }
     if !caching.may_store {
-        // Those who pass the cache by say so themselves.
+        // A bypass is noted elsewhere.
         if request.notes.get::<CacheNote>().is_some_and(|note| note.status != Some(CacheStatus::Bypass)) {
             Caching::note_not_stored(request, NotStored::LockTimeout);
         }
@@ -360,7 +361,7 @@ pub(in crate::upstream) fn judge(
     let refused = if is_kept_out {
         Some(NotStored::Excluded)
     } else if request.notes.has::<OfUser>() {
-        // Also one that all may have: its connection goes on with its client, and not with a fill.
+        // Even a public one: the connection belongs to its client, and cannot continue with a fill.
         Some(NotStored::Authorization)
     } else if !is_buffered {
         Some(NotStored::Unbuffered)
@@ -424,22 +425,22 @@ pub(in crate::upstream) fn judge(
     if header_length(&meta) as usize > HEADER_MAX {
         return refuse(request, &caching, Some(NotStored::LongHead), now);
     }
-    // A later or slower client finds all of it in memory, or asks the server for the rest.
+    // A later or slower client must find the whole response in memory, or be able to ask the server for the rest.
     let can_be_shared = head.length.is_some_and(|length| length <= WINDOW_BYTES) || strong_tag(&meta).is_some();
     let is_stored = caching.is_stored && id == caching.id && can_be_shared;
     if is_stored {
-        // Others read along all the same.
+        // Other requests read it nevertheless.
         lead.fill().keep_in_memory();
     }
     if is_stored || !caching.zone.disk.is_well() || caching.zone.is_failing() {
-        // It is tried all the same: others read along, and the disk may be well again.
+        // Storing is tried nevertheless: other requests read the response, and the disk may have recovered.
         Caching::note_not_stored(request, NotStored::Disk);
     }
     let search = caching.search.take().filter(|_| caching.key != caching.own);
     Some(Stored { lead, id, meta: Arc::new(meta), search })
 }
 
-/// No filter is going to refuse the response.
+/// True if no filter will refuse the response.
 fn is_accepted(request: &Request, status: u16, fields: &FieldList) -> bool {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
@@ -447,7 +448,7 @@ fn is_accepted(request: &Request, status: u16, fields: &FieldList) -> bool {
     filters.all(|bound| bound.filter.may_be_stored(request, scope.conf(bound.module), status, fields))
 }
 
-/// A response is not stored. Whoever waits for it should not wait for the next one, too.
+/// Refuses to store a response. Requests that wait for it must not wait for the next one too.
 fn refuse(request: &mut Request, caching: &Caching, why: Option<NotStored>, now: u64) -> Option<Stored> {
     caching.zone.note_uncacheable(&caching.id, now);
     if let Some(why) = why {
@@ -456,8 +457,8 @@ fn refuse(request: &mut Request, caching: &Caching, why: Option<NotStored>, now:
     None
 }
 
-/// Whether a part of a response is what the key is about, so that it answers nobody who wants something else: the key
-/// has the range. (RFC 9111 §3.3) A key that other queries share has the range of slices alone.
+/// True if the key identifies a part of the response, so that the part answers no other request: the key contains the
+/// range. (RFC 9111 §3.3) A key that other queries share contains only the range of slices.
 fn stands_for_part(request: &Request, caching: &Caching, cache: &CacheSettings, is_shared: bool) -> bool {
     let has_own_range = || {
         let range = request.header(KnownHeader::Range).filter(|range| !range.is_empty());
@@ -466,7 +467,7 @@ fn stands_for_part(request: &Request, caching: &Caching, cache: &CacheSettings, 
     cache.key_tells_slices() || !is_shared && (!cache.conformance.get().rules().refuses_parts || has_own_range())
 }
 
-/// Notes what the response depends on, in the index and beside the entries: a mark that the next process finds.
+/// Records the fields that the response depends on, in the index and in a mark on disk for the next process.
 fn note_vary(request: &Request, caching: &Caching, names: &[u8], number: u64, now: u64) -> Result<u64, NotStored> {
     let zone = &caching.zone;
     let mark =
@@ -492,7 +493,7 @@ pub(super) fn converts_head(request: &Request) -> bool {
     request.notes.get::<CacheNote>().is_some_and(|note| note.converts_head)
 }
 
-/// What is stored of the fields: not those of the connection, nor those that must be left out.
+/// The fields to store: without those of the connection and those to leave out.
 fn stored_fields(fields: &FieldList, left_out: &[Box<[u8]>], keeps_length: bool) -> FieldList {
     let mut stored = FieldList::with_capacity(fields.len());
     for field in fields.iter() {
@@ -505,8 +506,7 @@ fn stored_fields(fields: &FieldList, left_out: &[Box<[u8]>], keeps_length: bool)
     stored
 }
 
-/// Whether one of the fields of a response is for one connection, or one proxy, alone: it is not stored.
-/// (RFC 9111 §3.1, RFC 9110 §7.6.1)
+/// True if a field is for one connection or one proxy alone, and is not stored. (RFC 9111 §3.1, RFC 9110 §7.6.1)
 fn is_excepted(field: &Field, all: &FieldList) -> bool {
     let is_known = field.name.known().is_some_and(|known| {
         known.is_of_connection()
@@ -516,7 +516,7 @@ fn is_excepted(field: &Field, all: &FieldList) -> bool {
     is_known || connection().any(|own| lists_token(&own.value, &field.name))
 }
 
-/// `cache_tag_header`: words by which the response may be purged.
+/// The tags by which the response may be purged: `cache_tag_header`.
 fn tags(cache: &CacheSettings, fields: &FieldList) -> Box<[u64]> {
     let Some(name) = cache.tag_header.get_opt().filter(|name| !name.is_empty()) else { return Box::default() };
     let values = fields.iter().filter(|field| field.name.eq_ignore_ascii_case(name));
@@ -524,7 +524,7 @@ fn tags(cache: &CacheSettings, fields: &FieldList) -> Box<[u64]> {
     words.filter(|word| !word.is_empty()).take(TAGS_MAX).map(tag_hash).collect()
 }
 
-/// Begins to store a response, which the request reads as it comes.
+/// Begins to store a response, which the request reads while it arrives.
 pub(in crate::upstream) fn begin(
     request: &mut Request,
     passing: &Passing<'_>,
@@ -546,14 +546,14 @@ pub(in crate::upstream) fn begin(
         match answering.read_body() {
             Ok(BodyRead::Piece(piece)) => pieces.push(piece),
             Ok(BodyRead::End) => {
-                // All of it came with the head.
+                // The whole body arrived with the head.
                 let trailers = answering.take_trailers();
                 drop(trailers);
                 let is_whole = answering.is_whole();
                 answering.finish(request);
                 let length: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
                 for piece in pieces {
-                    // What comes with the head is small: it counts for this loop, if it must.
+                    // A small piece may count for this loop.
                     let _ = feed::append(&fill, piece);
                 }
                 fill.finish();
@@ -587,20 +587,20 @@ pub(in crate::upstream) fn begin(
     }
 }
 
-/// How long the body is of which only the head is stored.
+/// The announced length of the body, if only the head is stored.
 pub(super) fn announced_length(meta: &Meta) -> Option<u64> {
     let field = meta.fields.iter().find(|field| field.name.known() == Some(ResponseField::ContentLength));
     field.filter(|_| meta.is_head_only).and_then(|field| gale_base::units::parse_number(&field.value))
 }
 
-/// Keeps what is small and came just now where this worker finds it.
+/// Keeps a small new response in this worker's memory.
 fn keep_hot(zone: &Arc<CacheZone>, id: Id, fill: &Fill, meta: &Arc<Meta>) {
     if let Some(hot) = hot_of(id, fill, meta).filter(|_| fill.received() <= store::SMALL_BODY) {
         memory::keep(zone.identity(), id, Rc::new(hot));
     }
 }
 
-/// An entry of what has come, if all of it is in memory.
+/// An entry made of a fill, if all of it is in memory.
 pub(super) fn hot_of(id: Id, fill: &Fill, meta: &Meta) -> Option<Hot> {
     let bytes = received_body(fill)?;
     let fields = Rc::new(meta.fields.clone());

@@ -1,8 +1,8 @@
-//! The rest of a response whose disk does not give it: its server is asked for what follows, by `Range` and `If-Range`.
+//! Asks the server for the rest of a response that the disk does not deliver, by `Range` and `If-Range`.
 //!
-//! Parts of two responses are put together only if both have the same strong entity tag (RFC 9110 §13.1.5), and only if
-//! the part is exactly the one that was asked for. A server may send all of the response instead, of the same length:
-//! then what the client has is passed over. Everything else ends the response, and the client notices.
+//! Parts of two responses are combined only if both have the same strong entity tag (RFC 9110 §13.1.5), and only if the
+//! part is exactly the requested one. A server may instead send the whole response, with the same length: the part that
+//! the client already has is then skipped. Anything else aborts the response, and the client notices that.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use crate::request::body::{BodyError, BodyItem};
 use crate::request::response::{FieldList, ResponseHead};
 use crate::request::subrequest::Subrequest;
 
-/// What a copy of a request asks its server for: a note of that copy.
+/// The part that a copy of a request asks its server for: a note of that copy.
 #[derive(Clone)]
 pub struct Part {
     /// `Range`
@@ -28,8 +28,8 @@ pub struct Part {
     pub if_range: Rc<[u8]>,
 }
 
-/// The strong entity tag of a response of which a part can be asked for; `None` if there is no such tag, or the
-/// response is a part itself.
+/// The strong entity tag of a response of which a part can be requested; `None` if it has no such tag, or is a part
+/// itself.
 pub(super) fn strong_tag(meta: &Meta) -> Option<Rc<[u8]>> {
     if meta.status != 200 || meta.is_head_only {
         return None;
@@ -42,23 +42,23 @@ fn tag_of(fields: &FieldList) -> Option<Rc<[u8]>> {
     (tag.value.len() > 2 && tag.value.starts_with(b"\"")).then(|| (*tag.value).into())
 }
 
-/// What a server sends of the rest.
+/// The rest of a response, from a server.
 pub(super) struct Remainder {
     subrequest: Subrequest,
     tag: Rc<[u8]>,
     offset: u64,
-    /// Where the part ends that is wanted, and how long the whole is, if that is known.
+    /// End of the wanted part, and the total length, if they are known.
     end: Option<u64>,
     total: Option<u64>,
     /// Offset of the next bytes from the server; `None` until its head was checked.
     position: Option<u64>,
-    /// The server sends all of the response.
+    /// True if the server sends the whole response.
     is_all: bool,
 }
 
 impl Remainder {
-    /// Asks for what follows `offset`, up to `end` if that is known. `None` if the response has no strong entity tag,
-    /// or is none to a GET, or nothing more can be asked.
+    /// Asks for the part from `offset` to `end`, if that is known. `None` if the response has no strong entity tag or
+    /// is not for a GET, or no subrequest can be made.
     pub fn ask(
         request: &Request,
         tag: Option<&Rc<[u8]>>,
@@ -73,7 +73,7 @@ impl Remainder {
         Some(Remainder { subrequest, tag: Rc::clone(tag), offset, end, total, position: None, is_all: false })
     }
 
-    /// The next of it; `None` when all of it has come.
+    /// Returns the next bytes; `None` at the end.
     pub fn poll_next(
         &mut self,
         request: &Request,
@@ -98,7 +98,7 @@ impl Remainder {
         let (mut position, end) = (self.position.unwrap_or(self.offset), self.end.unwrap_or(self.offset));
         loop {
             if self.is_all && self.offset == end {
-                // The rest is not wanted.
+                // The rest of the whole response is not wanted.
                 return Poll::Ready(None);
             }
             match ready!(self.subrequest.poll_next(context)) {
@@ -123,7 +123,7 @@ impl Remainder {
     }
 }
 
-/// The part of a response that a server sends.
+/// The range that a server sends.
 #[derive(Debug, PartialEq, Eq)]
 struct Sent {
     from: u64,
@@ -132,12 +132,12 @@ struct Sent {
     is_all: bool,
 }
 
-/// Checks that an answer has the part that was asked for: as that part, or as all of the response.
+/// Checks that an answer contains the requested part: as that part, or as the whole response.
 fn check(head: &ResponseHead, tag: &[u8], offset: u64, end: Option<u64>, total: Option<u64>) -> Result<Sent, String> {
     if !matches!(head.status, 200 | 206) {
         return Err(format!("unexpected status {}", head.status));
     }
-    // A server that knows no If-Range may send a part of what has come in its place.
+    // A server without support for If-Range may send a part of another response.
     if *head.etag != *tag {
         return Err("a different entity tag".to_owned());
     }
@@ -159,7 +159,7 @@ fn check(head: &ResponseHead, tag: &[u8], offset: u64, end: Option<u64>, total: 
     Ok(Sent { from: offset, wanted_to: expected, is_all: false })
 }
 
-/// A response with status 206 is one part, of the length that it says, or several parts.
+/// True if a response with status 206 is a single part with the length that it announces, or has several parts.
 pub(super) fn is_part(fields: &FieldList, length: Option<u64>) -> bool {
     let field = |known| fields.iter().find(|field| field.name.known() == Some(known)).map(|field| &*field.value);
     match field(ResponseField::ContentRange) {
@@ -170,7 +170,7 @@ pub(super) fn is_part(fields: &FieldList, length: Option<u64>) -> bool {
     }
 }
 
-/// `bytes FIRST-LAST/TOTAL`, where the total may not be known.
+/// Parses `bytes FIRST-LAST/TOTAL`; the total may be unknown.
 fn parse_content_range(text: &[u8]) -> Option<(Range<u64>, Option<u64>)> {
     let rest = text.strip_prefix(b"bytes ")?;
     let (range, total) = split_at(rest, b'/')?;

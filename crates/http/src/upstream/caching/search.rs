@@ -1,8 +1,8 @@
-//! `No-Vary-Search`: what is stored, and purged, for more than one query. (draft-ietf-httpbis-no-vary-search)
+//! `No-Vary-Search`: responses stored and purged for several queries. (draft-ietf-httpbis-no-vary-search)
 //!
-//! A response with rules is stored by a key in which its query has the form that all queries have for which it stands.
-//! A mark says that for everything that differs in the query alone, so that other requests find it; the latest rules
-//! count. Responses without rules have the keys of their requests, as ever.
+//! A response with rules is stored under a key with a normalised query. A mark has the rules for all URIs that differ
+//! in the query alone, so that other requests find the response; the latest rules are used. A response without rules is
+//! stored under its request's own key.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,23 +23,23 @@ use crate::request::Request;
 use crate::request::files::pool_of;
 use crate::request::response::FieldList;
 
-/// The rules that these fields have.
+/// The rules in these fields.
 pub(super) fn rules_of(fields: &FieldList) -> Option<SearchRules> {
     let values = fields.iter().filter(|field| field.name.eq_ignore_ascii_case(b"No-Vary-Search"));
     SearchRules::parse(values.map(|field| &*field.value))
 }
 
-/// The rules by which a response is stored for other queries, too; `None`: it is stored for its own one.
+/// The rules for storing a response for several queries; `None` if it is stored for its own query.
 pub(super) fn rules_for(caching: &Caching, fields: &FieldList) -> Option<SearchRules> {
     let search = caching.search.as_ref()?;
-    // As long as no entry can have the number, this says only whether there is a key at all.
+    // The number 0 stands for the later one: this only checks that there is a key of valid length.
     rules_of(fields).filter(|rules| search.entry(rules, 0).is_some_and(|key| key.len() <= KEY_BYTES_MAX))
 }
 
-/// What a response is stored by: with rules by a key that other requests have, too.
+/// Sets the key under which a response is stored: with rules, one that other requests share.
 ///
 /// # Errors
-/// Something was purged, or later rules have come, since it was asked for; or no more rules can be noted.
+/// Purged since the request, replaced by later rules, or no more rules can be recorded.
 pub(super) fn name(
     request: &Request,
     caching: &mut Caching,
@@ -51,7 +51,7 @@ pub(super) fn name(
     let Some(rules) = rules else {
         let own_id = id_of(&caching.own);
         if caching.primary != own_id {
-            // Whoever waits for it by the common key should not wait for the next one, too.
+            // Requests that wait for it under the common key must not wait for the next one too.
             caching.zone.note_uncacheable(&caching.id, now);
             (caching.key, caching.primary) = (Rc::clone(&caching.own), own_id);
         }
@@ -64,7 +64,7 @@ pub(super) fn name(
     Ok(())
 }
 
-/// Notes the rules, in the index and beside the entries: a mark that the next process finds.
+/// Records the rules in the index and in a mark on disk for the next process.
 fn note(
     request: &Request,
     zone: &Arc<CacheZone>,
@@ -99,19 +99,20 @@ fn note(
     Ok(noted)
 }
 
-/// What has begun to come was asked for before something was purged that it may stand for: it is not stored. Asked when
-/// it is listed, so that a purge either finds it there or is found here.
+/// True if a response was requested before a purge that may cover it: it is not stored. Checked after the fill is
+/// listed, so that a purge either finds it there or is found here.
 pub(super) fn is_purged(zone: &CacheZone, search: &SearchKey, number: u64) -> bool {
     zone.is_search_purged(&id_of(&search.mark()), number)
 }
 
-/// Purges what is stored for this query and for others.
+/// Purges the stored responses of this query and equivalent ones.
 pub(super) fn purge(zone: &Arc<CacheZone>, search: &SearchKey, is_soft: bool, pool: &ThreadPool) -> Purged {
     let mark = id_of(&search.mark());
     zone.note_search_purge(&mark);
     let key = match zone.search(&mark, gale_runtime::wall_seconds()) {
         Some((rules, number)) => search.entry(&rules, number),
-        // The mark may be in a file that nobody knows yet, and nothing says what it means: all that has it goes.
+        // The mark may be in a file that is not in the index yet. Its rules are unknown, so all of its entries are
+        // purged.
         None if zone.is_cold() => return zone.purge_key(&mark, false, Some(pool)),
         None => None,
     };

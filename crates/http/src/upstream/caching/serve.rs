@@ -1,4 +1,4 @@
-//! Answers a request with an entry, or with what is coming. The same is done to the head as to a server's.
+//! Answers a request with an entry, or with a response in flight. The head is processed like one from a server.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,18 +30,18 @@ use crate::upstream::record::Records;
 use crate::upstream::response::{HeadRewriter, copy_head, intercept, obey_head};
 use crate::upstream::settings::UpstreamSettings;
 
-/// What a location does to heads.
+/// The location's processing of heads.
 #[derive(Clone, Copy)]
 pub struct Serving<'s> {
-    /// What it says.
+    /// The settings of the location.
     pub settings: &'s UpstreamSettings,
-    /// What becomes of fields that name the server.
+    /// Rewrites fields that name the server.
     pub rewriter: &'s dyn HeadRewriter,
-    /// Whether the module asks with GET for a HEAD where the location says so; one that does not gets no body.
+    /// True if the module converts a HEAD to GET where the location says so; if false it gets no body.
     pub converts_head: bool,
 }
 
-/// Most of a body that is read at once, in bytes.
+/// Maximum number of bytes of a body read at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// Answers with an entry.
@@ -75,13 +75,13 @@ pub(super) fn serve_hot(
     })
 }
 
-/// Length that the head of an entry tells, whose body has this length. An answer to HEAD has no body: its head tells
-/// what the server's head has told, or nothing.
+/// Length to announce for an entry whose body has this length. An answer to HEAD has no body: its head repeats the
+/// server's length, or none.
 pub(super) fn told_length(meta: &Meta, body_length: u64) -> Option<u64> {
     if meta.is_head_only { announced_length(meta) } else { Some(body_length) }
 }
 
-/// Answers with what is coming.
+/// Answers with a response in flight.
 pub(super) fn serve_fill(
     request: &mut Request,
     serving: Serving<'_>,
@@ -94,7 +94,7 @@ pub(super) fn serve_fill(
     if let Some(flow) = serve_head(request, serving, meta, fields, length, true) {
         return flow;
     }
-    // What is all there can be had in several parts at once.
+    // A complete small response can be served in several ranges.
     let is_whole = matches!(fill.stage(), Stage::Whole(_)) && (1..=SMALL_BODY).contains(&fill.received());
     match is_whole.then(|| received_body(fill)).flatten() {
         Some(bytes) if !request.is_head() => Flow::Answer(Body::Bytes(bytes)),
@@ -102,7 +102,7 @@ pub(super) fn serve_fill(
     }
 }
 
-/// What has come of a body, if none of it has left memory.
+/// The received part of a body, if none of it has left memory.
 pub(super) fn received_body(fill: &Fill) -> Option<Bytes> {
     Some(match &fill.whole_in_memory()?[..] {
         [] => Bytes::new(),
@@ -111,7 +111,7 @@ pub(super) fn received_body(fill: &Fill) -> Option<Bytes> {
     })
 }
 
-/// The body of an answer that is coming.
+/// The body of a response in flight.
 pub(super) fn body_of_fill(
     request: &Request,
     settings: &UpstreamSettings,
@@ -132,7 +132,7 @@ pub(super) fn body_of_fill(
     }
 }
 
-/// Makes the head of an answer; an answer of another kind instead, if the head says so.
+/// Creates the head of an answer. Returns another answer if the head demands it.
 fn serve_head(
     request: &mut Request,
     serving: Serving<'_>,
@@ -156,7 +156,7 @@ fn serve_head(
         let age = current_age(&meta.lifetime, gale_runtime::wall_seconds());
         request.response.set(ResponseField::Age, FieldText::from(age.to_string()));
     }
-    // By itself `Date` is hidden since a server's own clock is shown; who hides it by name means it.
+    // `Date` is hidden by default, because the server's own clock is shown; only hiding it by name counts here.
     let is_hidden = || {
         let names = serving.settings.hide_header.get_opt().map(Vec::as_slice).unwrap_or_default();
         names.iter().any(|name| name.eq_ignore_ascii_case(b"Date"))
@@ -171,8 +171,8 @@ fn serve_head(
     None
 }
 
-/// What is different in the head of an answer that may come out of a cache: it is judged by the request's conditions,
-/// and parts of it can be had. No other status than 200 has parts: what the server says of them there is the server's.
+/// Completes the head of an answer that may come from a cache: conditions are evaluated for it, and ranges are
+/// supported. Only a 200 has ranges: with another status, the server's own statement stays.
 pub(in crate::upstream) fn finish_head(request: &mut Request, settings: &UpstreamSettings) {
     let rules = settings.cache.conformance.get().rules();
     let response = &mut request.response;
@@ -186,7 +186,7 @@ pub(in crate::upstream) fn finish_head(request: &mut Request, settings: &Upstrea
     }
 }
 
-/// The body of a response, or a part of it, while it comes.
+/// The body of a response in flight, or a part of it.
 struct FillBody {
     zone: Arc<CacheZone>,
     fill: Arc<Fill>,
@@ -194,13 +194,13 @@ struct FillBody {
     offset: u64,
     end: u64,
     length: Option<u64>,
-    /// How long the whole is, if that is known.
+    /// Total length, if known.
     total: Option<u64>,
     reader: Option<GrowingReader>,
     patience: Patience,
-    /// By which the server is asked for what neither memory nor the file has.
+    /// Entity tag for asking the server for bytes that are in neither memory nor file.
     tag: Option<Rc<[u8]>>,
-    /// What the server sends of that.
+    /// The rest, from the server.
     remainder: Option<Remainder>,
     flushing: Flushing,
 }
@@ -241,15 +241,15 @@ impl FillBody {
         bytes
     }
 
-    /// The next of the file. `None`: it is in memory, or there is no more of it; an error: the disk gives it too late,
-    /// or never.
+    /// Reads from the file. `None` if the bytes are in memory, or there are no more; an error if the disk is late or
+    /// fails.
     fn poll_file(&mut self, most: usize, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, DiskFault>> {
         let Some(reader) = &mut self.reader else { return Poll::Ready(Ok(None)) };
-        // It is written by now, or it would be in memory: only the disk is waited for.
+        // These bytes are written already, or they would be in memory: the wait is for the disk alone.
         let read = reader.poll_read(context, most);
         match ready!(self.patience.poll(read, context)) {
             Some(Ok(Grown::Piece(piece))) => {
-                // Whoever has caught up reads memory again, or waits for the server and not for the disk.
+                // A reader that has caught up reads memory again, or waits for the server and not for the disk.
                 self.reader = None;
                 Poll::Ready(Ok(Some(self.take(piece))))
             }
@@ -265,14 +265,14 @@ impl FillBody {
         }
     }
 
-    /// Asks the server for what follows: neither memory nor the file has it.
+    /// Asks the server for bytes that are in neither memory nor file.
     fn resume(&mut self, request: &Request) -> Result<(), BodyError> {
         self.reader = None;
         let end = if self.end == u64::MAX { self.total } else { Some(self.end) };
         self.remainder = Remainder::ask(request, self.tag.as_ref(), self.offset, end, self.total);
         match self.remainder {
             Some(_) => {
-                // What is still coming need not be kept for this reader.
+                // The fill need not keep bytes for this reader.
                 self.leave();
                 Ok(())
             }
@@ -289,12 +289,12 @@ impl FillBody {
     }
 }
 
-/// Tickets begin with 1.
+/// No ticket: tickets begin with 1.
 const NO_TICKET: u64 = 0;
 
-/// Why the file of a fill cannot be read.
+/// Reason for which the file of a fill cannot be read.
 enum DiskFault {
-    /// It is none of the disk: there is no memory, or no room in a pool.
+    /// No fault of the disk: no memory, or no room in a pool.
     Other(BodyError),
     Failed(String),
     Late,

@@ -1,14 +1,14 @@
-//! The body of an entry that is in a file, and the bounded time that a client waits for it.
+//! The body of an entry in a file, with bounds on the time that a client waits for it.
 //!
 //! ```text
-//!   in memory, and checked ──► a piece of the file, which goes as the connection likes best
+//!   in memory, and checked ──► a piece of the file, sent in the connection's best way
 //!   otherwise ──► read here, in the location's pool if it is not in memory, and checked ──► bytes
-//!                   └─ it takes too long, fails, or is damaged ──► the server is asked for the rest (resume.rs)
+//!                   └─ late, failed or damaged ──► the server is asked for the rest (resume.rs)
 //! ```
 //!
-//! What is in constant use is served from memory, by reads that do not wait, while the disk does not answer.
-//! An entry that is damaged goes, so that the next request fetches it anew.
-//! What cannot be resumed waits longer ([`LAST_PATIENCE`]), and is cut off then.
+//! While the disk does not answer, data in constant use is served from memory, by reads that do not block.
+//! A damaged entry is removed, so that the next request fetches it again.
+//! A response that cannot be resumed waits longer ([`LAST_PATIENCE`]), and is then cut off.
 
 use std::future::poll_fn;
 use std::io;
@@ -34,23 +34,23 @@ use crate::files::reader::READ_PIECE;
 use crate::request::Request;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
 
-/// How long a client waits for the disk that nobody else can stand in for.
+/// Disk timeout if no server can be asked for the rest.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How much of a file is given to the connection at once: what is in memory now may not stay there.
+/// Maximum part of a file given to the connection at once: data that is in memory now may not stay there.
 const PIECE_MAX: u64 = 1 << 20;
 
-/// The first piece of a body, which was read before its head: a note of the request.
+/// The first piece of a body, read before the head is sent: a note of the request.
 struct FirstPiece {
-    /// Of which entry, and where it is in its file.
+    /// Number of the entry, and offset of the piece in its file.
     number: u64,
     offset: u64,
-    /// It has the piece.
+    /// The reader that holds the piece.
     reader: CheckedReader,
 }
 
-/// Has the first piece of a body read, until the disk has had `disk_timeout` since `began`: nothing has left of the
-/// head yet, and a server can be asked for all of it.
+/// Reads the first piece of a body, for at most `disk_timeout` since `began`: no part of the head has been sent yet, so
+/// a server can still be asked for the whole response.
 pub(super) async fn begin_to_read(
     request: &mut Request,
     zone: &Arc<CacheZone>,
@@ -87,7 +87,7 @@ pub(super) async fn begin_to_read(
             note_damage(request, zone, hot);
             Err(Unread::Unusable)
         }
-        // Delivering it tells whether there is room by then.
+        // Memory or room may be available when the body is sent.
         Ok(Err(ReadError::Io(error))) if !is_of_disk(&error) => Ok(()),
         Ok(Err(ReadError::Io(error))) => {
             note_error(request, zone, &error.to_string());
@@ -100,13 +100,13 @@ pub(super) async fn begin_to_read(
     }
 }
 
-/// Whether the disk is at fault, and no want of memory or of room in a pool.
+/// True if the disk is at fault, and not a lack of memory or of room in a pool.
 pub(super) fn is_of_disk(error: &io::Error) -> bool {
     let is_of_pool = error.get_ref().is_some_and(|error| error.is::<PoolError>());
     !is_of_pool && (error.kind() != io::ErrorKind::OutOfMemory || error.raw_os_error().is_some())
 }
 
-/// The same, of what is in memory alone and checked, without waiting.
+/// True if the first piece is in memory and checked, so that it can be read without blocking.
 pub(super) fn is_readable_now(request: &Request, zone: &CacheZone, hot: &Hot, (file, body_at): (&File, u64)) -> bool {
     let (offset, end) = (body_at + first_byte(request, hot.length), body_at + hot.length);
     let is_checked = hot.blocks.as_ref().is_none_or(|blocks| blocks.checked_length(offset, 1) > 0);
@@ -118,24 +118,24 @@ pub(super) fn is_readable_now(request: &Request, zone: &CacheZone, hot: &Hot, (f
         }
 }
 
-/// The file still reaches to `end`. A user or a failing disk may have cut it since it was opened, and the known pages
-/// do not tell. A file system that waits for others is not asked on a loop; reads find it there.
+/// True if the file still reaches to `end`. A user or a failing disk may have truncated it since it was opened, which
+/// its cached pages do not show. A file system that may block is not asked on a loop; reads find it there.
 fn is_whole(file: &File, end: u64) -> bool {
     file.waits_for_others() || file.look_again().is_ok_and(|now| now.size >= end)
 }
 
-/// Whether the first block of this is in constant use.
+/// True if the first block of the range is in constant use.
 fn is_in_use(hot: &Hot, file: &File, range: Range<u64>) -> bool {
     let piece = FilePiece { file: file.clone(), offset: range.start, length: range.end - range.start };
     CheckedReader::new(FileOptions::default(), hot.blocks.clone()).is_in_use(&piece)
 }
 
 fn is_in_memory(file: &File, offset: u64, end: u64) -> bool {
-    // An error is found again when it is read.
+    // The read will find the error again.
     file.sendfile_length(offset, (end - offset).min(READ_PIECE)).is_ok_and(|length| length > 0)
 }
 
-/// `aio off`: whoever sends a file waits for the disk.
+/// True for `aio off`: files are read on the loop, which may block.
 fn reads_in_place(request: &Request) -> bool {
     options(request).way == ReadWay::Blocking
 }
@@ -144,7 +144,7 @@ fn options(request: &Request) -> FileOptions {
     FileOptions::of(request, &request.scope().core).unwrap_or_default()
 }
 
-/// Where the client's range begins; the beginning for what is none. A guess: conditions decide later.
+/// First byte of the client's range; 0 without a valid range. A guess: conditions are evaluated later.
 fn first_byte(request: &Request, length: u64) -> u64 {
     let digits = request.header(KnownHeader::Range).and_then(|range| {
         let range = range.strip_prefix(b"bytes=")?;
@@ -154,8 +154,8 @@ fn first_byte(request: &Request, length: u64) -> u64 {
     digits.filter(|&first| first < length).unwrap_or(0)
 }
 
-/// A disk has taken longer for a request, which has waited since then, than that may wait. One that has answered others
-/// meanwhile is saturated: what they want, and what is in memory, goes on coming from it.
+/// Notes that a request has waited for the disk since `since` in vain. A disk that has answered others meanwhile is
+/// saturated, and stays in use.
 pub(super) fn note_late(request: &Request, zone: &CacheZone, device: Device, since: Moment) {
     zone.counters.disk_timeouts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     if zone.disk.has_answered_since(device, since) {
@@ -167,44 +167,44 @@ pub(super) fn note_late(request: &Request, zone: &CacheZone, device: Device, sin
     }
 }
 
-/// A disk could not read a response.
+/// Notes that a disk could not read a response.
 pub(super) fn note_error(request: &Request, zone: &CacheZone, error: &str) {
     zone.counters.disk_errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     request.log(Level::Crit, format_args!("cache \"{}\": reading a response failed: {error}", zone.name));
 }
 
-/// An entry is not what was stored: it goes, with its file.
+/// Removes a damaged entry and its file.
 fn note_damage(request: &Request, zone: &Arc<CacheZone>, hot: &Hot) {
     memory::forget(zone.identity(), &hot.id);
-    // Whoever else reads it finds it damaged, too.
+    // Concurrent readers find it damaged too: only one logs it.
     if zone.discard_damaged(&hot.id, hot.meta.number) {
         let path = zone.path_of(&hot.id);
         request.log(Level::Crit, format_args!("cache file \"{}\" is damaged", path.display()));
     }
 }
 
-/// How long a body waits for its disk.
+/// Disk timeout of a body.
 pub(super) struct Patience {
-    /// Runs while a read is under way.
+    /// Runs while a read is in progress.
     timer: Option<Timer>,
-    /// When the last read began that had to be waited for.
+    /// Beginning of the last read that had to wait.
     since: Moment,
     limit: Duration,
 }
 
 impl Patience {
-    /// For `disk_timeout` where a server can be asked for the rest.
+    /// `disk_timeout` if a server can be asked for the rest, otherwise at least [`LAST_PATIENCE`].
     pub fn new(disk_timeout: Duration, can_resume: bool) -> Patience {
         let limit = if can_resume { disk_timeout } else { disk_timeout.max(LAST_PATIENCE) };
         Patience { timer: None, since: gale_runtime::now(), limit }
     }
 
-    /// Since when a read has been waited for that takes too long.
+    /// Beginning of the read that takes too long.
     pub fn since(&self) -> Moment {
         self.since
     }
 
-    /// What a read has come to; `None` if it takes too long.
+    /// The result of a read; `None` if it takes too long.
     pub fn poll<T>(&mut self, read: Poll<T>, context: &mut Context<'_>) -> Poll<Option<T>> {
         match read {
             Poll::Ready(done) => {
@@ -225,7 +225,7 @@ impl Patience {
     }
 }
 
-/// The body of an entry in a file that begins there.
+/// The body of an entry, which begins at `body_at` in the file.
 pub(super) fn body_of_file(
     request: &mut Request,
     zone: &Arc<CacheZone>,
@@ -250,23 +250,23 @@ struct StoredBody {
     hot: Rc<Hot>,
     reader: CheckedReader,
     options: FileOptions,
-    /// What has not been given yet.
+    /// The part that was not sent yet.
     piece: FilePiece,
-    /// Where the body begins in the file.
+    /// Offset of the body in the file.
     body_at: u64,
     first: Option<FirstPiece>,
     disk_timeout: Duration,
     patience: Patience,
-    /// Turn of the loop in which the file's length was asked for.
+    /// Turn of the loop in which the file's length was last checked.
     looked: Moment,
-    /// By which the server is asked for the rest.
+    /// Entity tag for asking the server for the rest.
     tag: Option<Rc<[u8]>>,
-    /// What the server sends of the rest.
+    /// The rest, from the server.
     remainder: Option<Remainder>,
 }
 
 impl StoredBody {
-    /// This piece of an entry's file, in which the body begins there.
+    /// Creates the stream for a piece of an entry's file.
     fn new(
         zone: Arc<CacheZone>,
         hot: Rc<Hot>,
@@ -288,14 +288,14 @@ impl StoredBody {
             first: None,
             disk_timeout,
             patience,
-            // Before the head was made.
+            // It was checked before the head was made.
             looked: gale_runtime::now(),
             tag,
             remainder: None,
         }
     }
 
-    /// What was read already, or what is in memory and checked.
+    /// Takes bytes that were already read, or a piece that is in memory and checked.
     fn take_at_once(&mut self) -> Option<BodyItem> {
         let piece = &mut self.piece;
         if let Some(first) = self.first.take()
@@ -313,7 +313,7 @@ impl StoredBody {
         if most == 0 {
             return None;
         }
-        // An error, or a file that has been cut, is found again when it is read.
+        // The read will find an error, or a truncated file, again.
         let length = piece.file.sendfile_length(piece.offset, most).unwrap_or(0);
         let now = gale_runtime::now();
         if now != std::mem::replace(&mut self.looked, now) && !is_whole(&piece.file, piece.offset + length) {
@@ -323,7 +323,7 @@ impl StoredBody {
         (length > 0 && piece.advance(length).is_ok()).then_some(BodyItem::File(found))
     }
 
-    /// Asks the server for what is left.
+    /// Asks the server for the rest.
     fn resume(&mut self, request: &Request) -> Result<(), BodyError> {
         self.reader = CheckedReader::new(FileOptions::default(), None);
         let offset = self.piece.offset - self.body_at;
@@ -348,7 +348,7 @@ impl BodyStream for StoredBody {
             return Poll::Ready(Some(Ok(item)));
         }
         let was_reading = self.reader.is_reading();
-        // Nobody waits for a disk that is known not to answer.
+        // A disk that is known to be silent is not waited for.
         let must_wait = !was_reading && !self.zone.disk.is_well() && !self.reader.is_in_use(&self.piece);
         if must_wait && self.tag.is_some() && self.resume(request).is_ok() {
             return self.poll_next(request, context);
