@@ -6,10 +6,8 @@
 //!
 //! | `open_file_cache` | cached | trusted |
 //! |---|---|---|
-//! | `max=N` | descriptors, sizes and times, directories, with `errors` errors; small bodies | for `valid`, or until
-//! the kernel reports a change |
-//! | not set | small bodies of files that are requested often, descriptors of larger ones | while the kernel has
-//! reported no change, checked at each request: exact |
+//! | `max=N` | descriptors, sizes and times, directories, with `errors` errors; small bodies | for `valid`, or until the kernel reports a change |
+//! | not set | small bodies of files that are requested often, descriptors of larger ones | while the kernel has reported no change, checked at each request: exact |
 //! | `off` | nothing | |
 //!
 //! A size, a time and a body that are sent together were read from one descriptor, and the file was the same before and
