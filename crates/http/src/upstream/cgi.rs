@@ -1,5 +1,5 @@
-//! Responses of CGI, as FastCGI, SCGI and uwsgi carry them (RFC 3875 §6): a head of fields, perhaps behind a status
-//! line, and a body until its length or the connection ends.
+//! Responses of CGI, as FastCGI, SCGI and uwsgi carry them (RFC 3875 §6): a head of fields, optionally behind a status
+//! line, and a body that ends at its length or with the connection.
 
 use gale_base::log_level::Level;
 use gale_protocol::ResponseFault;
@@ -11,10 +11,10 @@ use crate::upstream::head::HeadReader;
 use crate::upstream::http1::{closed_early, fields, take_front};
 use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 
-/// The head that `parts` describe in `bytes`.
+/// Creates the head from its parsed parts.
 pub(super) fn head(parts: &ResponseParts, bytes: &Bytes) -> Result<Box<UpstreamHead>, Malformed> {
     if parts.status < 200 && parts.status != 101 {
-        // There is nothing interim about the answer of a program.
+        // A CGI program has no interim responses.
         return Err(Malformed(format!("upstream sent invalid status \"{}\"", parts.status)));
     }
     let upgrade = parts.field(ResponseField::Upgrade).map(|field| bytes.slice(field.value.as_range()));
@@ -28,26 +28,26 @@ pub(super) fn head(parts: &ResponseParts, bytes: &Bytes) -> Result<Box<UpstreamH
     }))
 }
 
-/// What is wrong with a head, in nginx's words.
+/// The error for an invalid head, in nginx's words.
 pub(super) fn wrong_head(fault: ResponseFault, input: &[u8]) -> Malformed {
     let mut text = Vec::new();
     fault.write_to(input, &mut text);
     Malformed(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// A field line that was passed over, for the error log.
+/// The message about a field line that was skipped.
 pub(super) fn ignored(parts: &ResponseParts, input: &[u8]) -> Option<Message> {
     let mut text = Vec::new();
     parts.ignored_first?.write_to(input, &mut text);
     Some(Message { level: Level::Warn, text })
 }
 
-/// How much of the body is missing: `None` if only its end can tell.
+/// Length of the body; `None` if it ends with the connection or record.
 pub(super) fn announced(parts: &ResponseParts) -> Option<u64> {
     if matches!(parts.status, 204 | 304) { Some(0) } else { parts.content_length }
 }
 
-/// Reads one response of a SCGI or uwsgi application: these close the connection behind it.
+/// Reads the response of a SCGI or uwsgi application, which closes the connection behind it.
 pub struct CgiReader {
     head: HeadReader,
     missing: Option<u64>,
@@ -55,7 +55,7 @@ pub struct CgiReader {
 }
 
 impl CgiReader {
-    /// A reader of a response whose head has at most so many bytes.
+    /// Creates a reader for a response whose head has at most `head_max` bytes.
     pub fn new(head_max: usize) -> CgiReader {
         CgiReader { head: HeadReader::new(ResponseHeadParser::cgi_or_http(head_max)), missing: None, message: None }
     }
@@ -110,7 +110,7 @@ impl ResponseReader for CgiReader {
 pub(super) mod tests {
     use super::*;
 
-    /// What a reader has made of a response that came in these pieces, and whether the connection ended behind it.
+    /// The parsed response, and whether the connection can be kept.
     #[derive(Debug, PartialEq)]
     pub struct Read {
         pub status: u16,
@@ -120,7 +120,7 @@ pub(super) mod tests {
         pub keeps_alive: bool,
     }
 
-    /// Has a response read; the error is what is wrong with it, or that it has not ended.
+    /// Reads a response in these pieces. The error is that of the reader, or that the response has not ended.
     pub fn read(reader: &mut dyn ResponseReader, pieces: &[&[u8]], closes: bool) -> Result<Read, String> {
         let mut input = Buffer::new();
         let mut pieces = pieces.iter();
@@ -172,7 +172,7 @@ pub(super) mod tests {
         Ok(Read { status: head.status, fields, body, messages, keeps_alive })
     }
 
-    /// Each way to cut a response in two, and byte by byte, has to give the same.
+    /// Checks that the result is the same for each division in two pieces, and byte by byte.
     pub fn assert_pieces_do_not_matter(
         make: &dyn Fn() -> Box<dyn ResponseReader>,
         response: &[u8],

@@ -1,8 +1,8 @@
-//! A small HTTP/1 client for services: a request that is made up of bytes, and its whole response, over a connection of
+//! A small HTTP/1 client for services: sends a request made of bytes and reads the whole response, on a connection of
 //! its own.
 //!
-//! It knows no groups and no retries, follows no redirects, and keeps in memory what a caller wants of the body, at
-//! most. Everything about time is the caller's to say.
+//! It knows no groups and no retries, follows no redirects, and keeps at most the part of the body that the caller
+//! wants. The caller sets all timeouts.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -26,30 +26,30 @@ use crate::upstream::http1::Http1Reader;
 use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
 use crate::upstream::record::Records;
 
-/// How much is received at once.
+/// Number of bytes received at once.
 const RECEIVE_BYTES: usize = 16 * 1024;
 
-/// How long what may take.
+/// Timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// How long the server may take nothing of the request.
+    /// Timeout between two writes of the request.
     pub send: Duration,
-    /// How long the server may be silent.
+    /// Timeout between two reads.
     pub read: Duration,
-    /// How long all of it may take, but for connecting.
+    /// Timeout for the whole exchange, without connecting.
     pub whole: Duration,
 }
 
-/// A request as it goes on the wire, and what is wanted of its response.
+/// An encoded request, with bounds on its response.
 #[derive(Clone, Debug)]
 pub struct ClientRequest {
-    /// Its method, on which the framing of the response depends.
+    /// The method, which determines the framing of the response.
     pub method: Method,
     /// The head and the body.
     pub bytes: Bytes,
-    /// How long the response's head may be, in bytes.
+    /// Maximum length of the response's head, in bytes.
     pub head_max: usize,
-    /// How much of the response's body is kept, in bytes.
+    /// Maximum length of the body that is kept, in bytes.
     pub body_max: usize,
 }
 
@@ -58,15 +58,15 @@ pub struct ClientRequest {
 pub struct Answer {
     /// Its head.
     pub head: UpstreamHead,
-    /// Its body, or as much of it as was wanted.
+    /// Its body, up to the wanted length.
     pub body: Vec<u8>,
-    /// The fields behind the body, if HTTP/2 is spoken and the body is whole.
+    /// The trailers, with HTTP/2 and if the body is complete.
     pub trailers: Vec<(Bytes, Bytes)>,
-    /// How long it took until the head was there.
+    /// Time until the head had arrived.
     pub header_time: Duration,
 }
 
-/// What was being done: nginx's words for messages.
+/// The current step, in nginx's words for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Connecting.
@@ -81,28 +81,28 @@ pub enum Step {
     ReadingBody,
 }
 
-/// Why there is no response.
+/// Reason for which there is no response.
 #[derive(Debug)]
 pub enum ClientError {
-    /// The worker has as many connections as it may.
+    /// The worker has reached its limit of connections.
     NoConnections,
-    /// The connection was not made: this step has failed.
+    /// This step of connecting has failed.
     NotConnected(ConnectStep, io::Error),
-    /// There is no certificate to show to the server.
+    /// The client certificate cannot be used.
     NoCertificate(NamedFailure),
-    /// There is no TLS session.
+    /// The TLS session cannot be created.
     NoSession(TlsFailure),
-    /// The server took too long.
+    /// A timeout.
     TimedOut(Step),
     /// The connection has failed.
     Failed(Step, io::Error),
-    /// The connection ended before the response did.
+    /// The connection ended before the response.
     Closed(Step),
-    /// What came is no response, in nginx's words.
+    /// The response is invalid; described in nginx's words.
     Malformed(Step, String),
 }
 
-/// A connection to a server, which may carry several requests, one after the other.
+/// A connection to a server, for one or several requests in sequence.
 pub struct ClientConnection {
     stream: Transport,
     input: Buffer,
@@ -110,7 +110,7 @@ pub struct ClientConnection {
 }
 
 impl Step {
-    /// As messages have it.
+    /// The step in messages.
     pub fn text(self) -> &'static str {
         match self {
             Step::Connecting => "connecting to upstream",
@@ -129,7 +129,7 @@ impl fmt::Display for Step {
 }
 
 impl ClientError {
-    /// What was being done.
+    /// The step that has failed.
     pub fn step(&self) -> Step {
         match self {
             ClientError::NoConnections | ClientError::NotConnected(..) => Step::Connecting,
@@ -143,7 +143,7 @@ impl ClientError {
 }
 
 impl fmt::Display for ClientError {
-    /// In nginx's words, with what was being done.
+    /// In nginx's words, with the step.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ClientError::NoConnections => f.write_str("worker_connections are not enough")?,
@@ -168,12 +168,12 @@ impl fmt::Display for ClientError {
 impl std::error::Error for ClientError {}
 
 impl ClientConnection {
-    /// Connects to a server, over TLS if that is asked for; it counts as one of the worker's connections. A handshake
-    /// may take as long again as connecting. `header` goes before it, in the clear: that of the PROXY protocol, or
-    /// nothing.
+    /// Connects to a server, over TLS if `tls` is given. The connection is counted as one of the worker's. A handshake
+    /// has the connect timeout again. `header`, the PROXY protocol's or empty, is sent before the handshake,
+    /// unencrypted.
     ///
     /// # Errors
-    /// There are as many connections as may be, or connecting has failed or took too long.
+    /// The worker has reached its limit of connections, or connecting has failed or timed out.
     pub async fn open(
         worker: &Rc<Worker>,
         address: &SocketAddress,
@@ -187,13 +187,13 @@ impl ClientConnection {
             _ => ClientError::NotConnected(failed.step, failed.error),
         })?;
         if address.inet().is_some() {
-            // Whether the kernel waits for more is a matter of speed alone.
+            // An error is ignored: the option only affects latency.
             let _ = stream.set_nodelay(true);
         }
         if !header.is_empty() {
             let mut output = Output::new();
             output.push(header);
-            // It fits into the kernel's buffer: of a server that does not take it there is nothing to wait for.
+            // It fits into the kernel's buffer, so there is no wait for a server that does not read it.
             stream.send_all(&mut output).await.map_err(|error| ClientError::Failed(Step::Sending, error))?;
         }
         let stream = match tls {
@@ -215,20 +215,20 @@ impl ClientConnection {
         Ok(ClientConnection { stream, input: Buffer::new(), counted })
     }
 
-    /// What another version of HTTP is spoken on.
+    /// The parts, for another version of HTTP.
     pub(super) fn into_parts(self) -> (Transport, CountedConnection) {
         (self.stream, self.counted)
     }
 
-    /// Whether the server has neither closed it nor sent anything of its own accord.
+    /// True if the server has neither closed the connection nor sent unrequested data.
     pub fn is_idle(&self) -> bool {
         self.input.is_empty() && self.stream.is_idle()
     }
 
-    /// Sends a request and receives its response. Returns the connection, too, if it may carry another request.
+    /// Sends a request and receives its response. Returns the connection too if it can carry another request.
     ///
     /// # Errors
-    /// Why there is none. The connection is closed then.
+    /// The reason for which there is no response. The connection is then closed.
     pub async fn ask(
         mut self,
         request: &ClientRequest,
@@ -256,7 +256,7 @@ impl Conversation<'_> {
         Conversation { request, patience, step: Step::Sending, reader, has_ended: false }
     }
 
-    /// The answer, and whether the connection may be used again.
+    /// Returns the answer, and whether the connection can be reused.
     async fn run(&mut self, connection: &mut ClientConnection) -> Result<(Answer, bool), ClientError> {
         let began = now();
         self.send(connection).await?;
@@ -295,7 +295,7 @@ impl Conversation<'_> {
                 timeout(self.patience.send, poll_fn(|context| connection.stream.poll_send(context, &mut output))).await;
             match sent {
                 Ok(Ok(_)) => {}
-                // The server may have said why before it closed the connection.
+                // The server may have sent its reason before it closed the connection.
                 Ok(Err(error)) if is_closed(&error) => return Ok(()),
                 Ok(Err(error)) => return Err(ClientError::Failed(Step::Sending, error)),
                 Err(_) => return Err(ClientError::TimedOut(Step::Sending)),
@@ -308,7 +308,7 @@ impl Conversation<'_> {
         loop {
             match self.reader.read_head(&mut connection.input, self.has_ended).map_err(|error| self.malformed(error))? {
                 HeadRead::Whole(head) => return Ok(Some(*head)),
-                // What it announces comes with the final one.
+                // Its fields are also in the final response.
                 HeadRead::Interim(..) => {}
                 HeadRead::Partial if self.has_ended => return Err(ClientError::Closed(self.step)),
                 HeadRead::Partial => return Ok(None),
@@ -342,12 +342,12 @@ fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// Has the `$upstream_*` variables of a request tell of this server, which is about to be asked.
+/// Adds a server that is about to be asked to the `$upstream_*` variables of a request.
 pub fn note_server(request: &mut Request, server: Arc<PeerName>) {
     Records::begin(request).add(server, now());
 }
 
-/// What it has answered.
+/// Records the answer of that server.
 pub fn note_answer(request: &Request, answer: &Answer) {
     let Some(records) = Records::of(request) else { return };
     records.note(|attempt, now| {

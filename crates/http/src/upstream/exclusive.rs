@@ -1,4 +1,4 @@
-//! A request over a connection that carries nothing else meanwhile: HTTP/1, FastCGI, SCGI, uwsgi, memcached.
+//! A request on a connection that carries nothing else meanwhile: HTTP/1, FastCGI, SCGI, uwsgi, memcached.
 
 use std::io;
 use std::task::{Context, Poll, ready};
@@ -15,36 +15,36 @@ use crate::upstream::record::Records;
 use crate::upstream::sending::{SendError, Sending};
 use crate::upstream::settings::UpstreamSettings;
 
-/// A connection to a server, with what has been received and not read yet.
+/// A connection to a server, with received bytes that were not read yet.
 pub(super) struct Connection {
     pub own: Box<PooledConnection>,
     pub input: Buffer,
     /// The server has ended its direction.
     pub has_ended: bool,
-    /// Whom it may be kept for; `None` where none are kept.
+    /// Key for keeping the connection; `None` if it is not kept.
     pub key: Option<PoolKey>,
-    /// It was used before.
+    /// True if it was used before.
     pub is_reused: bool,
-    /// It is the client's own.
+    /// True if it is bound to the client's connection.
     pub is_bound: bool,
 }
 
-/// See the file's head.
+/// A request and its connection, see the head of the file.
 pub(super) struct Exclusive {
-    /// `None` once it is idle again.
+    /// `None` once the connection is idle again.
     connection: Option<Connection>,
     pub sending: Sending,
     pub reader: Box<dyn ResponseReader>,
 }
 
-/// Whether connections of this pool may be the client's own. Requests of a connection that speaks HTTP/2 come at the
-/// same time, and on behalf of whomever a proxy has gathered there.
+/// True if connections of this pool may be bound to the client's connection. Requests on HTTP/2 are concurrent, and may
+/// come from several users whose requests a proxy combines.
 pub(super) fn may_bind(request: &Request, pool: &Pool) -> bool {
     pool.settings().binds_clients && request.version() < Version::Http2
 }
 
 impl Exclusive {
-    /// Begins to send a request. It is large, so it is made where it stays.
+    /// Begins to send a request. The value is large, so it is created in place.
     #[inline]
     pub fn begin(passing: &Passing<'_>, wire: &Alone<'_>, connection: Connection) -> Exclusive {
         Exclusive {
@@ -54,17 +54,17 @@ impl Exclusive {
         }
     }
 
-    /// Whether its connection is the client's own.
+    /// True if its connection is bound to the client's.
     pub fn is_of_user(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.is_bound)
     }
 
-    /// Whether its connection had carried another request before.
+    /// True if its connection carried another request before.
     pub fn is_reused(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.is_reused)
     }
 
-    /// Sends on, and reads until the head is there.
+    /// Continues sending, and reads until the head is complete.
     pub fn poll_head(
         &mut self,
         request: &Request,
@@ -87,7 +87,7 @@ impl Exclusive {
                 match sending.poll(request, &connection.own.transport, context) {
                     Poll::Pending => {}
                     Poll::Ready(Ok(())) => heading.is_heard = true,
-                    // The server may have said why before it closed the connection.
+                    // The server may have sent its reason before it closed the connection.
                     Poll::Ready(Err(SendError::Server(error))) => {
                         heading.broken = Some(error);
                         heading.is_heard = true;
@@ -138,7 +138,7 @@ impl Exclusive {
         }
     }
 
-    /// The response has ended as it should: the connection is kept if it may be used again. One that stands for its
+    /// Keeps the connection after a complete response, if it can be reused. A connection that is authenticated as the
     /// client's user is kept for that client alone, or closed.
     pub fn park(&mut self, request: &Request, chosen: &Chosen, is_authenticated: bool) {
         let Some(mut connection) = self.connection.take() else { return };
@@ -155,14 +155,14 @@ impl Exclusive {
         }
     }
 
-    /// The next part of the body out of what has been received.
+    /// Reads the next part of the body from the received bytes.
     pub fn read_body(&mut self) -> Result<BodyRead, Malformed> {
         let Exclusive { connection, reader, .. } = self;
         let connection = connection.as_mut().expect("the response has not ended");
         reader.read_body(&mut connection.input, connection.has_ended)
     }
 
-    /// Receives at most `max` bytes; 0 is the end of the connection.
+    /// Receives at most `max` bytes; 0 means the end of the connection.
     pub fn poll_receive(&mut self, max: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let wanted = self.reader.wants().map_or(max, |wanted| usize::try_from(wanted).unwrap_or(max).clamp(1, max));
         let connection = self.open();
@@ -173,7 +173,7 @@ impl Exclusive {
         Poll::Ready(Ok(received))
     }
 
-    /// Sends what is left of the request.
+    /// Sends the rest of the request.
     pub fn poll_send(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         if self.sending.is_done() {
             return Poll::Ready(Ok(()));
@@ -186,7 +186,7 @@ impl Exclusive {
         polled
     }
 
-    /// The connection, with what has come behind the head: no response is read from it.
+    /// Takes the connection, with the bytes received behind the head, for a tunnel.
     pub fn take_connection(&mut self) -> Connection {
         self.connection.take().expect("the response has not ended")
     }

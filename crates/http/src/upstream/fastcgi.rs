@@ -1,7 +1,7 @@
-//! Responses in FastCGI, and bodies of requests in it. (FastCGI 1.0; the codec is [`gale_protocol::fastcgi`])
+//! Responses in FastCGI, and bodies of requests. (FastCGI 1.0; the codec is [`gale_protocol::fastcgi`])
 //!
-//! Invariant: what a server sends besides its response is handed on at once or dropped; a piece of the body that is a
-//! small part of what was received does not keep the rest of it in memory.
+//! Invariant: data that a server sends besides its response is handed on at once or dropped. A piece of the body that
+//! is a small part of the received bytes does not keep the rest of them in memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -49,29 +49,29 @@ pub struct FastCgiReader {
     parser: HeadReader,
     is_head: bool,
     keeps_connection: bool,
-    /// What has been received and not decoded.
+    /// Received bytes that were not decoded yet.
     pending: Bytes,
-    /// How much was received with it.
+    /// Number of bytes received with `pending`.
     received: usize,
-    /// What has come of a head that is in several pieces.
+    /// The received part of a head that is in several pieces.
     head: Vec<u8>,
-    /// What has come of the body and was not handed out.
+    /// Received bytes of the body that were not returned yet.
     body: Bytes,
-    /// How much of the announced body is missing.
+    /// Number of bytes of the announced body that are missing.
     missing: Option<u64>,
     has_ended: bool,
-    /// More came than was announced.
+    /// True if more bytes arrived than were announced.
     has_excess: bool,
     messages: VecDeque<Message>,
     catches: Arc<[BString]>,
-    /// The end of the last message, for texts that are in two pieces.
+    /// The end of the last message, to find texts that are divided between two messages.
     message_end: Vec<u8>,
 }
 
 impl FastCgiReader {
-    /// A reader of the answer to a request, a HEAD or another one, with a head of at most so many bytes.
-    /// `keeps_connection` is what the request has asked for; one of `catches` in a message before the response makes it
-    /// invalid.
+    /// Creates a reader for the response to a request. `is_head` is true for a HEAD, `head_max` the maximum length of
+    /// the head, and `keeps_connection` true if the request asked for that. One of the texts in `catches` in a message
+    /// before the response makes it invalid.
     pub fn new(is_head: bool, head_max: usize, keeps_connection: bool, catches: Arc<[BString]>) -> FastCgiReader {
         FastCgiReader {
             decoder: ResponseDecoder::new(),
@@ -91,7 +91,7 @@ impl FastCgiReader {
         }
     }
 
-    /// Takes what has been received; `false` if there is nothing to decode.
+    /// Takes received bytes; `false` if there is nothing to decode.
     fn refill(&mut self, input: &mut Buffer) -> Result<bool, Malformed> {
         if self.pending.is_empty() {
             let count = input.len();
@@ -101,7 +101,7 @@ impl FastCgiReader {
         Ok(!self.pending.is_empty())
     }
 
-    /// The next event, with the bytes that it is about.
+    /// The next event, with its bytes.
     fn decode(&mut self) -> Result<Option<(Event, Bytes)>, Malformed> {
         let decoded = self.decoder.decode(&self.pending).map_err(|fault| Malformed(fault.to_string()))?;
         let bytes = match &decoded.event {
@@ -112,7 +112,7 @@ impl FastCgiReader {
         Ok(decoded.event.map(|event| (event, bytes)))
     }
 
-    /// Keeps a message for the log. Whether it is one that is to be caught.
+    /// Keeps a message for the log. Returns true if it contains a text of `catches`.
     fn take_stderr(&mut self, piece: &[u8]) -> bool {
         let message = trim_message(piece);
         if !message.is_empty() {
@@ -127,7 +127,7 @@ impl FastCgiReader {
         is_caught
     }
 
-    /// Looks for the end of the head.
+    /// Adds output to the head; returns the head once it is complete.
     fn take_stdout_of_head(&mut self, piece: Bytes) -> Result<Option<Box<UpstreamHead>>, Malformed> {
         let is_first = self.head.is_empty();
         if !is_first {
@@ -153,7 +153,7 @@ impl FastCgiReader {
         }
     }
 
-    /// What of the body is to be handed out.
+    /// The next bytes of the body to return.
     fn next_piece(&mut self) -> Option<Bytes> {
         let mut piece = std::mem::take(&mut self.body);
         if piece.is_empty() || self.is_head {
@@ -178,9 +178,9 @@ impl FastCgiReader {
         self.missing.is_some_and(|missing| missing > 0) && !self.is_head
     }
 
-    /// The server has closed the connection.
+    /// Handles the end of the connection.
     fn close(&mut self) -> Result<BodyRead, Malformed> {
-        // As nginx: where connections are not kept, this may be the end.
+        // As in nginx, this may be the end of the response if connections are not kept.
         let may_be_whole = self.decoder.has_stdout_ended() || !self.keeps_connection;
         if self.lacks_body() || !may_be_whole || self.decoder.stdout_remaining() > 0 {
             return Err(closed_early());
@@ -238,7 +238,7 @@ impl ResponseReader for FastCgiReader {
                     return Err(Malformed("upstream prematurely closed FastCGI request".to_owned()));
                 }
                 Some((Event::EndRequest(_), _)) => {
-                    // Its padding, if that has come.
+                    // Its padding, if that has arrived.
                     self.decode()?;
                     self.has_excess |= !self.pending.is_empty();
                     self.has_ended = true;
@@ -327,21 +327,21 @@ mod tests {
     fn what_ends_a_response() {
         let head = || stdout("X: y\r\n\r\nbody");
         let end = || record(3, END, 0);
-        // With the end of the request, with or without that of the output.
+        // The end of the request is enough, without the end of the output too.
         assert!(outcome(true, &[head(), end()], false).unwrap().keeps_alive);
         assert!(!outcome(false, &[head(), end()], false).unwrap().keeps_alive);
-        // The end of the output is not enough while the connection is there.
+        // The end of the output is not enough while the connection is open.
         assert!(told(true, &[head(), stdout("")], false).starts_with("no end"));
-        // The end of the connection is that of a response only between two records.
+        // The end of the connection ends a response only between two records.
         assert_eq!(outcome(false, &[head()], true).unwrap().body, b"body");
         assert_eq!(told(true, &[head()], true), EARLY);
         assert_eq!(outcome(true, &[head(), stdout("")], true).unwrap().body, b"body");
         let cut = head();
         assert_eq!(told(false, &[cut[..cut.len() - 1].to_vec()], true), EARLY);
-        // With its padding, when that has come.
+        // Padding that has arrived is skipped.
         let padded = read(&mut *make(false, true, &[])(), &[&[head(), record(3, END, 8)].concat()], false);
         assert!(padded.unwrap().keeps_alive);
-        // What follows the end was not asked for.
+        // Unrequested data follows the end.
         let read = read(&mut *make(false, true, &[])(), &[&[head(), end(), stdout("x")].concat()], false).unwrap();
         assert_eq!((&read.body[..], read.keeps_alive), (&b"body"[..], false));
     }
@@ -393,7 +393,7 @@ mod tests {
     fn a_text_in_a_message_makes_the_response_invalid() {
         let make = make(false, false, &["Fatal", "never"]);
         let response = [stderr("PHP Fatal error"), stdout("X: y\r\n\r\n"), record(3, END, 0)].concat();
-        // Nothing more has to be said than the message.
+        // The message needs no addition.
         assert_eq!(assert_pieces_do_not_matter(&make, &response, false), Err(String::new()));
         let response = [stdout("X: y\r\n\r\n"), stderr("PHP Fatal error"), record(3, END, 0)].concat();
         assert_eq!(assert_pieces_do_not_matter(&make, &response, false).unwrap().status, 200);

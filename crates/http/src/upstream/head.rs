@@ -1,7 +1,7 @@
-//! The head of a response while it comes, whatever protocol carries it.
+//! Parses the head of a response as it arrives, for all protocols.
 //!
-//! Most heads come in one piece, so that what they are parsed into is needed for a moment only. The thread keeps it:
-//! the one that was used last is in the caches of the processor, and a request that waits for its response has none.
+//! Most heads arrive in one piece, so their parsed parts are needed only for a moment. They are kept per thread: the
+//! most recently used one is in the processor's caches, and a request that waits for its response owns none.
 
 use std::cell::RefCell;
 use std::ops::Deref;
@@ -9,14 +9,14 @@ use std::ops::Deref;
 use gale_protocol::ResponseFault;
 use gale_protocol::http1::{ResponseHeadParser, ResponseParts, Status};
 
-/// Reads one head after another.
+/// Parses one head after another.
 pub(super) struct HeadReader {
     parser: ResponseHeadParser,
-    /// What has come of a head that is not whole.
+    /// Parts of an incomplete head.
     begun: Option<Parts>,
 }
 
-/// A head in its parts, in memory that the thread keeps.
+/// The parts of a head, in memory that the thread reuses.
 pub(super) struct Parts(Option<Box<ResponseParts>>);
 
 thread_local! {
@@ -24,7 +24,7 @@ thread_local! {
     static SPARE: RefCell<Vec<Box<ResponseParts>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// How many are kept: usually one is in use at once, and one more for each head of which the rest has not come.
+/// Maximum number of spare parts. Usually one is in use, and one more for each incomplete head.
 const SPARE_MAX: usize = 8;
 
 impl HeadReader {
@@ -32,10 +32,10 @@ impl HeadReader {
         HeadReader { parser, begun: None }
     }
 
-    /// Parses what has come, from the beginning of the head on. A head that is whole comes with its length.
+    /// Parses the received bytes, from the beginning of the head on. A complete head is returned with its length.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The head is invalid.
     pub fn read(&mut self, input: &[u8]) -> Result<Option<(Parts, usize)>, ResponseFault> {
         let mut parts = self.begun.take().unwrap_or_else(Parts::take);
         match self.parser.parse(input, parts.get_mut())? {
@@ -69,7 +69,7 @@ impl Deref for Parts {
 impl Drop for Parts {
     fn drop(&mut self) {
         let Some(parts) = self.0.take() else { return };
-        // Without them when the thread ends.
+        // The spare parts are gone when the thread ends.
         let _ = SPARE.try_with(|spare| {
             let mut spare = spare.borrow_mut();
             if spare.len() < SPARE_MAX {

@@ -1,4 +1,4 @@
-//! Responses in HTTP/1, and bodies of requests in it.
+//! Responses in HTTP/1, and bodies of requests.
 
 use std::io;
 
@@ -26,8 +26,8 @@ impl BodyFraming for Chunked {
         Ok(())
     }
 
-    /// As nginx: the client's trailers stay here. Servers exist that merge them into the head, where they would stand
-    /// beside what the configuration says of the client (RFC 9110 §6.5.1).
+    /// As in nginx, the client's trailers are dropped. Some servers merge them into the head, where they could stand
+    /// beside fields that the configuration sets for the client (RFC 9110 §6.5.1).
     fn end(&self, _: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()> {
         output.push(Bytes::from_static(LAST_CHUNK));
         Ok(())
@@ -39,26 +39,26 @@ pub struct Http1Reader {
     head: HeadReader,
     method: Method,
     keeps_alive: bool,
-    /// How long the server says that it keeps the connection.
+    /// Time for which the server announces to keep the connection.
     idle_seconds: Option<u64>,
     body: ReadingBody,
     trailers: Vec<(Bytes, Bytes)>,
-    /// What is to be said in the error log.
+    /// A message for the error log.
     message: Option<Vec<u8>>,
 }
 
 enum ReadingBody {
-    /// The head has not come.
+    /// The head has not arrived.
     NotYet,
     Length(u64),
-    /// What has been received and not decoded.
+    /// With received bytes that were not decoded yet.
     Chunked(Box<ChunkedDecoder>, Bytes),
     UntilClose,
     Ended,
 }
 
 impl Http1Reader {
-    /// A reader of the answer to a request with this method; its head has at most so many bytes.
+    /// Creates a reader for the response to a request with this method, whose head has at most `head_max` bytes.
     pub fn new(method: Method, head_max: usize) -> Http1Reader {
         Http1Reader {
             head: HeadReader::new(ResponseHeadParser::new(head_max)),
@@ -71,7 +71,7 @@ impl Http1Reader {
         }
     }
 
-    /// The head that has come.
+    /// Creates the head from its parsed parts.
     fn take_head(&mut self, parts: &ResponseParts, bytes: &Bytes) -> Box<UpstreamHead> {
         let framing = ResponseFraming::decide(self.method, parts);
         self.keeps_alive = parts.keeps_alive(framing);
@@ -95,7 +95,7 @@ impl Http1Reader {
     }
 }
 
-/// The fields that are not the connection's.
+/// The fields, except those of the connection.
 pub(super) fn fields(parts: &ResponseParts, bytes: &Bytes) -> FieldList {
     let mut fields = FieldList::with_capacity(parts.fields.len());
     for field in parts.fields.iter().filter(|field| !field.is_hop_by_hop) {
@@ -109,7 +109,7 @@ fn part(bytes: &Bytes, range: Range32) -> Bytes {
     bytes.slice(range.as_range())
 }
 
-/// The first bytes of what has been received, for all who refer to them.
+/// Takes the first received bytes, as shared memory.
 pub(super) fn take_front(input: &mut Buffer, count: usize) -> Result<Bytes, Malformed> {
     let lease = if count == input.len() { Ok(input.take_lease()) } else { input.split_to(count).map(Some) };
     let lease = lease.map_err(|_| Malformed("the worker's memory for buffers is exhausted".to_owned()))?;
@@ -179,7 +179,7 @@ impl ResponseReader for Http1Reader {
                     let fields = trailers.fields.iter();
                     let fields = fields.map(|&(name, value)| (part(&text, name), part(&text, value)));
                     self.trailers = fields.collect();
-                    // What follows is no part of any response.
+                    // Bytes behind the end belong to no response.
                     self.keeps_alive &= pending.is_empty();
                     self.body = ReadingBody::Ended;
                     return Ok(BodyRead::End);

@@ -12,20 +12,20 @@ use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, Respons
 
 /// Reads one value.
 pub struct MemcachedReader {
-    /// As it is sent.
+    /// The key as it is sent.
     key: Bytes,
     parser: ReplyParser,
     gzip_flag: u64,
     value: ValueDecoder,
     has_ended: bool,
-    /// What came is not what had to come: the connection is of no use any more.
+    /// True if an unexpected reply has made the connection useless.
     is_lost: bool,
     message: Option<Message>,
 }
 
 impl MemcachedReader {
-    /// A reader of the value of this key, whose first line has at most so many bytes. A value whose flags have a bit of
-    /// `gzip_flag` is compressed.
+    /// Creates a reader for the value of this key, whose first line has at most `line_max` bytes. A value whose flags
+    /// have a bit of `gzip_flag` is compressed.
     pub fn new(key: Bytes, line_max: usize, gzip_flag: u64) -> MemcachedReader {
         let parser = ReplyParser::new(line_max);
         MemcachedReader {
@@ -92,7 +92,7 @@ impl ResponseReader for MemcachedReader {
                 self.has_ended = decoded.finished;
             }
             Err(fault) => {
-                // The value is whole all the same.
+                // The value is complete nevertheless.
                 let text = fault.kind.to_string().into_bytes();
                 self.message = Some(Message { level: Level::Error, text });
                 (self.has_ended, self.is_lost) = (true, true);

@@ -1,29 +1,29 @@
-//! Passing requests on to other servers, whatever the protocol that these speak.
+//! Passes requests on to other servers, over any of their protocols.
 //!
 //! ```text
-//!  module (proxy, fastcgi, …)     makes the request's bytes, knows how responses are read
+//!  module (proxy, fastcgi, …)     encodes the request, knows how responses are read
 //!     │ Passing
 //!     ▼
-//!  caching     what the cache has, or how the servers are asked for what it is to keep
+//!  caching     the cache's answer, or how the servers are asked for a response to store
 //!     ▼
 //!  attempt     a server of the group, a connection, the request, the response's head; or the next server
-//!     │ answering    a request under way and its response: exclusive, on a connection of its own, or http2, on one
-//!     │              that it shares
+//!     │ answering    a request in flight and its response: exclusive, on a connection of its own, or http2, on a
+//!     │              shared one
 //!     │ sending      the request: its head and its body, framed
-//!     │ receiving    what a protocol's reader of responses is asked (http1, fastcgi, cgi: SCGI and uwsgi, memcached)
+//!     │ receiving    interface of a protocol's reader of responses (http1, fastcgi, cgi: SCGI and uwsgi, memcached)
 //!     ▼
-//!  response    what becomes of the head: hidden fields, X-Accel-*, redirects
+//!  response    processes the head: hidden fields, X-Accel-*, redirects
 //!     │
 //!     ▼
-//!  body        the response's body as it comes, ahead of a slow client within bounds
+//!  body        the response's body as it arrives, ahead of a slow client within bounds
 //!  tunnel      or, after a 101, bytes both ways
-//!  store       a file that the response becomes beside that: proxy_store
+//!  store       writes the response to a file as well: proxy_store
 //!
-//!  client      what services ask servers with: one request, its whole response
-//!  settings    what the location says       record    what the $upstream_* variables tell
+//!  client      requests of services: one request, its whole response
+//!  settings    settings of a location       record    data of the $upstream_* variables
 //! ```
 //!
-//! Groups of servers, the choice among them and idle connections are the engine's (`gale_engine::upstream`).
+//! Groups of servers, the choice among them and idle connections belong to the engine (`gale_engine::upstream`).
 
 mod answering;
 mod attempt;

@@ -1,4 +1,4 @@
-//! How a protocol reads responses: out of what has been received, without I/O.
+//! The interface of a protocol's reader of responses: parses received bytes, without I/O.
 
 use std::fmt;
 
@@ -13,23 +13,23 @@ use crate::request::response::FieldList;
 pub struct UpstreamHead {
     /// The status.
     pub status: u16,
-    /// The words that came with it; none where they are the usual ones, or did not come.
+    /// The reason phrase; `None` if it is the usual one or missing.
     pub reason: Option<Bytes>,
-    /// All fields, in order, those of the connection left out.
+    /// All fields, in order, without those of the connection.
     pub fields: FieldList,
-    /// How long the body is, if that was announced.
+    /// Length of the body, if it was announced.
     pub length: Option<u64>,
-    /// What `Upgrade` says: to what the connection changes, or could change.
+    /// `Upgrade`: the protocol that the connection changes to, or could change to.
     pub upgrade: Option<Bytes>,
-    /// Whether fields may follow the body.
+    /// True if trailers may follow the body.
     pub may_have_trailers: bool,
 }
 
-/// What servers say when they agree to a tunnel, nearly always: no copy of these is kept.
+/// Usual texts of servers that accept a tunnel, of which no copy is kept.
 const USUAL_TEXTS: [&[u8]; 2] = [b"Switching Protocols", b"websocket"];
 
 impl UpstreamHead {
-    /// Keeps nothing of the buffer that it came in: it may be there for as long as a tunnel is.
+    /// Releases the receive buffer, because the head may be kept for as long as a tunnel.
     pub(super) fn detach(&mut self) {
         for text in [&mut self.reason, &mut self.upgrade].into_iter().flatten() {
             let usual = USUAL_TEXTS.into_iter().find(|usual| *usual == &text[..]);
@@ -39,39 +39,39 @@ impl UpstreamHead {
     }
 }
 
-/// What a reader has found so far of a head.
+/// Result of reading a head.
 #[derive(Debug)]
 pub enum HeadRead {
-    /// More has to come.
+    /// More bytes are needed.
     Partial,
-    /// An interim response, with its fields; the next one is to be read.
+    /// An interim response, with its fields; another head follows.
     Interim(u16, FieldList),
-    /// The final one.
+    /// The final response.
     Whole(Box<UpstreamHead>),
 }
 
 /// The next part of a body.
 #[derive(Debug)]
 pub enum BodyRead {
-    /// Some of it.
+    /// A piece of the body.
     Piece(Bytes),
-    /// More has to come.
+    /// More bytes are needed.
     Partial,
-    /// That was all.
+    /// The end of the body.
     End,
 }
 
-/// What is wrong with a response, in nginx's words.
+/// Description of an invalid response, in nginx's words.
 #[derive(Debug)]
 pub struct Malformed(pub String);
 
 impl Malformed {
-    /// A message of the server has told what is wrong.
+    /// For a response whose error was described by a message of the server.
     pub fn told() -> Malformed {
         Malformed(String::new())
     }
 
-    /// Whether there is nothing to add in the error log.
+    /// True if there is nothing to add in the error log.
     pub fn is_told(&self) -> bool {
         self.0.is_empty()
     }
@@ -83,62 +83,61 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// Something about a response for the error log.
+/// A message about a response for the error log.
 #[derive(Debug)]
 pub struct Message {
-    /// How severe it is.
+    /// Its severity.
     pub level: Level,
-    /// In nginx's words, without what was being done.
+    /// The text in nginx's words, without the current action.
     pub text: Vec<u8>,
 }
 
 /// Reads one response.
 pub trait ResponseReader {
-    /// Whether no request is sent and no response is read: the connection itself is what the client wants (CONNECT).
+    /// True if no request is sent and no response is read, because the client asked for a tunnel (CONNECT).
     fn is_tunnel(&self) -> bool {
         false
     }
 
-    /// Looks for the head in what has been received and takes it from there. `has_ended` says that nothing more will
-    /// come.
+    /// Parses the head at the beginning of the input and takes it from there. `has_ended` is true if no more bytes will
+    /// arrive.
     ///
     /// # Errors
-    /// It is no head of this protocol.
+    /// The head is invalid.
     fn read_head(&mut self, input: &mut Buffer, has_ended: bool) -> Result<HeadRead, Malformed>;
 
-    /// Takes what has been received of the body, behind the head. Asked again until it says that more has to come.
+    /// Takes received bytes of the body, behind the head. Called again until it returns [`BodyRead::Partial`].
     ///
     /// # Errors
-    /// The framing is wrong, or the body ends too early.
+    /// The framing is invalid, or the body ends too early.
     fn read_body(&mut self, input: &mut Buffer, has_ended: bool) -> Result<BodyRead, Malformed>;
 
-    /// Whether the response is whole, once its body has ended. Of one that breaks off where the protocol has something
-    /// that ends it this is not known: it is passed on, and not stored.
+    /// True if the response was complete, once its body has ended. If a protocol marks the end, and the connection ends
+    /// without that mark, this is false: the response is passed on, and not stored.
     fn is_whole(&self) -> bool {
         true
     }
 
-    /// How many bytes may be asked for at once, so that none of them belong to the next response; `None` when the
-    /// protocol tells only as it goes.
+    /// Number of bytes that may be received at once without reading into the next response; `None` if the protocol does
+    /// not tell in advance.
     fn wants(&self) -> Option<u64> {
         None
     }
 
-    /// Whether the connection may carry another request now that the response has ended, and for how long the server
-    /// says that it waits for that, in seconds.
+    /// True if the connection can carry another request after the response has ended.
     fn keeps_alive(&self) -> bool;
 
-    /// For how many seconds the server keeps an idle connection, if it said so.
+    /// Seconds for which the server announces to keep an idle connection.
     fn idle_seconds(&self) -> Option<u64> {
         None
     }
 
-    /// The fields behind the body.
+    /// Takes the trailers.
     fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
         Vec::new()
     }
 
-    /// What is to be told besides the response: a field that is passed over, FastCGI's stderr. A line each.
+    /// Takes a message about the response, such as a skipped field or FastCGI's stderr, of one line.
     fn take_message(&mut self) -> Option<Message> {
         None
     }

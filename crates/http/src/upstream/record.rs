@@ -1,4 +1,4 @@
-//! What is known of the servers that a request was passed to: for the `$upstream_*` variables and for messages.
+//! Records of the servers that a request was passed to, for the `$upstream_*` variables and for messages.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#variables>)
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
@@ -19,66 +19,66 @@ use crate::request::slow::{self, AsksUpstream, UpstreamTimes};
 /// One server that was tried.
 #[derive(Debug)]
 pub struct Attempt {
-    /// The server as `$upstream_addr` names it; the group's name if it had none to offer.
+    /// The server as in `$upstream_addr`; the group's name if no server was available.
     pub peer: Arc<PeerName>,
-    /// When it began.
+    /// Beginning of the attempt.
     pub started: Moment,
-    /// The response's status, or the one that the failure stands for; 0 as long as there is none.
+    /// The response's status, or the one that the failure stands for; 0 before that.
     pub status: u16,
-    /// How long the request waited in the group's queue, if it did.
+    /// Time in the group's queue, if it waited there.
     pub queue_time: Option<Duration>,
-    /// How long connecting took; nothing for a connection that is used again.
+    /// Duration of connecting; 0 for a reused connection.
     pub connect_time: Option<Duration>,
-    /// How long it took until the response's head was there.
+    /// Time until the response's head had arrived.
     pub header_time: Option<Duration>,
-    /// How long it took until the response had ended.
+    /// Time until the response had ended.
     pub response_time: Option<Duration>,
-    /// How long the response's body was, in bytes.
+    /// Length of the response's body, in bytes.
     pub response_length: u64,
-    /// What came from the server, in bytes.
+    /// Bytes received from the server.
     pub bytes_received: u64,
-    /// What went to the server, in bytes.
+    /// Bytes sent to the server.
     pub bytes_sent: u64,
 }
 
-/// What follows what in the variables.
+/// An element of the variables' lists.
 #[derive(Debug)]
 pub enum Entry {
-    /// A server.
+    /// An attempt at a server.
     Attempt(Attempt),
-    /// From here on it is another group, after an internal redirect: a colon.
+    /// A colon: another group follows, after an internal redirect.
     Elsewhere,
 }
 
-/// All servers that a request was passed to.
+/// All attempts of a request.
 #[derive(Debug, Default)]
 pub struct Records {
     entries: RefCell<SmallVec<[Entry; 1]>>,
     /// The fields of the last response's head.
     fields: RefCell<HeadFields>,
-    /// The fields behind its body.
+    /// Its trailers.
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
-    /// When the response has to have ended.
+    /// Time at which the response must have ended.
     deadline: Cell<Option<Moment>>,
 }
 
-/// The fields of a response's head, as far as they are known.
+/// The fields of a response's head, if known.
 #[derive(Debug, Default)]
 enum HeadFields {
     #[default]
     Unknown,
     Listed(Rc<FieldList>),
-    /// They are not looked at for long.
+    /// Packed, because they are not needed for a long time.
     Packed(Box<[u8]>),
 }
 
 impl Records {
-    /// Those of a request, if it was passed on.
+    /// The records of a request, if it was passed on.
     pub fn of(request: &Request) -> Option<&Records> {
         request.notes.get::<Rc<Records>>().map(|records| &**records)
     }
 
-    /// Those of a request that is about to be passed on, perhaps once more.
+    /// The records of a request that is about to be passed on, for the first time or again.
     pub(super) fn begin(request: &mut Request) -> Rc<Records> {
         if let Some(records) = request.notes.get::<Rc<Records>>() {
             let records = Rc::clone(records);
@@ -96,7 +96,7 @@ impl Records {
         records
     }
 
-    /// When the response has to have ended, if there is such a time.
+    /// Time at which the response must have ended, if there is one.
     pub(super) fn deadline(&self) -> Option<Moment> {
         self.deadline.get()
     }
@@ -105,7 +105,7 @@ impl Records {
         self.deadline.set(Some(deadline));
     }
 
-    /// The server that is being tried, if there is one, has failed: this status stands for that.
+    /// Ends the current attempt, if there is one, as failed with this status.
     pub(super) fn give_up(&self, status: u16) {
         if let Some(Entry::Attempt(attempt)) = self.entries.borrow_mut().last_mut() {
             attempt.status = status;
@@ -113,7 +113,7 @@ impl Records {
         }
     }
 
-    /// Those of a request that is answered without being passed on.
+    /// The records of a request that is answered without being passed on.
     pub(super) fn begin_or_keep(request: &mut Request) -> Rc<Records> {
         if let Some(records) = request.notes.get::<Rc<Records>>() {
             return Rc::clone(records);
@@ -123,7 +123,7 @@ impl Records {
         records
     }
 
-    /// Adds a server that is about to be tried.
+    /// Adds an attempt.
     pub(super) fn add(&self, peer: Arc<PeerName>, started: Moment) {
         self.entries.borrow_mut().push(Entry::Attempt(Attempt {
             peer,
@@ -140,12 +140,12 @@ impl Records {
         self.fields.take();
     }
 
-    /// In their order.
+    /// All elements, in order.
     pub fn entries(&self) -> Ref<'_, [Entry]> {
         Ref::map(self.entries.borrow(), |entries| &**entries)
     }
 
-    /// The server that is being tried.
+    /// The current attempt.
     pub(super) fn last(&self) -> RefMut<'_, Attempt> {
         RefMut::map(self.entries.borrow_mut(), |entries| match entries.last_mut() {
             Some(Entry::Attempt(attempt)) => attempt,
@@ -153,12 +153,12 @@ impl Records {
         })
     }
 
-    /// Notes something of the server that is being tried.
+    /// Updates the current attempt.
     pub(super) fn note(&self, note: impl FnOnce(&mut Attempt, Moment)) {
         note(&mut self.last(), gale_runtime::now());
     }
 
-    /// The fields of the last response's head, with those that the client does not get.
+    /// All fields of the last response's head, including hidden ones.
     pub fn fields(&self) -> Option<Rc<FieldList>> {
         match &*self.fields.borrow() {
             HeadFields::Unknown => None,
@@ -175,7 +175,7 @@ impl Records {
         self.fields.replace(HeadFields::Listed(fields));
     }
 
-    /// Keeps the fields in less memory: the response is a tunnel, which may be open for days.
+    /// Packs the fields into less memory, for a tunnel, which may be open for days.
     pub(super) fn pack(&self) {
         let fields = &mut *self.fields.borrow_mut();
         if let HeadFields::Listed(listed) = fields {
@@ -185,7 +185,7 @@ impl Records {
         }
     }
 
-    /// The fields behind the last response's body, once that has ended.
+    /// The trailers of the last response, once it has ended.
     pub fn trailers(&self) -> Ref<'_, Vec<(Bytes, Bytes)>> {
         self.trailers.borrow()
     }
@@ -195,7 +195,7 @@ impl Records {
     }
 }
 
-/// The times of the servers that a request was passed to. What is under way counts until now.
+/// Total times of the servers that a request was passed to. An attempt in progress counts until now.
 fn times(request: &Request) -> UpstreamTimes {
     let mut times = UpstreamTimes::default();
     let Some(records) = Records::of(request) else { return times };
@@ -209,21 +209,21 @@ fn times(request: &Request) -> UpstreamTimes {
 }
 
 impl Attempt {
-    /// What has been noted was about a connection that had ended before.
+    /// Resets an attempt whose reused connection turned out to have ended before.
     pub(super) fn begin_anew(&mut self, now: Moment) {
         self.started = now;
         (self.connect_time, self.header_time, self.response_time) = (None, None, None);
         self.bytes_sent = 0;
     }
 
-    /// Connecting has ended; if it has failed or was given up, so has the attempt.
+    /// Notes the end of connecting. If it has failed or was abandoned, this ends the attempt.
     pub(super) fn connecting_ended(&mut self, now: Moment) {
         if self.connect_time.is_none() && self.response_time.is_none() {
             self.end(now);
         }
     }
 
-    /// How it has gone, for the server's figures. What stands for a failure is no response.
+    /// The result for the server's figures. A status that stands for a failure is none.
     pub(super) fn served(&self) -> Served {
         Served {
             code: self.header_time.map(|_| self.status),
@@ -234,7 +234,7 @@ impl Attempt {
         }
     }
 
-    /// Its end, of whatever kind.
+    /// Ends the attempt.
     pub(super) fn end(&mut self, now: Moment) {
         self.response_time.get_or_insert(now.since(self.started));
     }

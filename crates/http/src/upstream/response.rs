@@ -1,4 +1,4 @@
-//! What becomes of a response's head on its way to the client.
+//! Processes a response's head on its way to the client.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,66 +25,66 @@ use crate::upstream::settings::{HiddenFields, Ignored, UpstreamSettings};
 use crate::upstream::store::{self, Storing};
 use crate::upstream::tunnel::UpstreamTunnel;
 
-/// Fields that clients get only where they are passed by name, whatever the protocol.
+/// Fields hidden from clients by default, for all protocols.
 pub const USUALLY_HIDDEN: &[&str] =
     &["X-Accel-Expires", "X-Accel-Redirect", "X-Accel-Limit-Rate", "X-Accel-Buffering", "X-Accel-Charset"];
 
-/// What becomes of fields that name the server: `proxy_redirect` and the like.
+/// Rewrites fields that name the server, for `proxy_redirect` and similar directives.
 pub trait HeadRewriter {
-    /// Another value for a `Location`, or for the URL of a `Refresh`.
+    /// The new value for a `Location`, or for the URL of a `Refresh`.
     fn location(&self, _request: &Request, _value: &[u8]) -> Option<Vec<u8>> {
         None
     }
 
-    /// Another value for a `Set-Cookie`.
+    /// The new value for a `Set-Cookie`.
     fn cookie(&self, _request: &Request, _value: &[u8]) -> Option<Vec<u8>> {
         None
     }
 
-    /// By which names the server knows what clients ask for; `None` if it knows none of its own.
+    /// The server's names for the URIs of clients; `None` if it has none of its own.
     fn server_names(&self, _request: &Request) -> Option<ServerNames> {
         None
     }
 }
 
-/// The names of a server for what clients ask for by others.
+/// A server's own names for the URIs of clients.
 pub struct ServerNames {
     /// The scheme of its URLs.
     pub scheme: Scheme,
-    /// The host, with its port unless that is the usual one.
+    /// The host, with its port unless that is the default.
     pub host: Arc<[u8]>,
-    /// Without it the paths are the same, or nobody knows them.
+    /// The replaced part of paths; `None` if paths are the same or unknown.
     pub replaced: Option<ReplacedPath>,
 }
 
-/// A beginning of the clients' paths, and what the server has in its place.
+/// A prefix of clients' paths, and the server's prefix in its place.
 pub struct ReplacedPath {
-    /// As clients have it.
+    /// The prefix for clients.
     pub client: Box<[u8]>,
-    /// As the server has it.
+    /// The prefix for the server.
     pub server: Box<[u8]>,
 }
 
-/// `X-Accel-Charset`: the charset that a server wants its response to be in, for the filter `charset`.
+/// `X-Accel-Charset`: the charset that a server demands for its response, for the filter `charset`.
 /// (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_ignore_headers>)
 pub struct AccelCharset(pub ShortText);
 
-/// Everything stays as it is.
+/// Rewrites nothing.
 pub struct KeepHead;
 
 impl HeadRewriter for KeepHead {}
 
-/// Interim responses of a server. Those with hints go on to the client, if the location wants that.
+/// Interim responses of a server. Early hints are passed to the client, if the location allows it.
 #[derive(Default)]
 pub(super) struct Interim {
-    /// Bytes of the heads with hints.
+    /// Total length of the hints' heads, in bytes.
     hint_bytes: usize,
-    /// They are longer than a head may be; the log has it.
+    /// True if that exceeds the limit of a head, which was logged.
     is_too_long: bool,
 }
 
 impl Interim {
-    /// Passes one on. As in nginx, hints that are longer than a head may be, together, stay here.
+    /// Passes an interim response on. As in nginx, hints are dropped once they exceed the limit of a head together.
     pub fn pass(&mut self, request: &Request, settings: &UpstreamSettings, status: u16, fields: &FieldList) {
         if status != 103 || self.is_too_long {
             return;
@@ -102,7 +102,7 @@ impl Interim {
     }
 }
 
-/// Passes fields on that a server has sent behind its body.
+/// Passes a server's trailers to the client.
 pub(super) fn pass_trailers(request: &Request, hidden: &HiddenFields, trailers: Vec<(Bytes, Bytes)>) {
     for (name, value) in trailers {
         if passes_beside_head(hidden, &FieldName::from(&*name)) {
@@ -111,14 +111,14 @@ pub(super) fn pass_trailers(request: &Request, hidden: &HiddenFields, trailers: 
     }
 }
 
-/// Whether clients get a field of this name that stands in an interim response or behind a body: what is hidden in a
-/// head is hidden there, and no such field is the connection's or frames a body (RFC 9110 §6.5.1, §8.6).
+/// True if a field of this name in an interim response or a trailer is passed to clients. It is hidden there if it is
+/// hidden in a head, belongs to the connection, or frames a body (RFC 9110 §6.5.1, §8.6).
 fn passes_beside_head(hidden: &HiddenFields, name: &FieldName) -> bool {
     let frames = |field: ResponseField| field == ResponseField::ContentLength || field.is_of_connection();
     !hidden.has(name) && !name.known().is_some_and(frames)
 }
 
-/// Begins the response that a server gives.
+/// Begins the response for a server's head.
 pub(super) fn begin(
     request: &mut Request,
     passing: &mut Passing<'_>,
@@ -158,7 +158,7 @@ pub(super) fn begin(
     if let Some(upgrade) = head.upgrade.as_ref().filter(|_| head.status == 426)
         && request.version() == Version::Http11
     {
-        // What the client may change to is for it to know. (RFC 9110 §15.5.22)
+        // The client has to know the protocols that it may change to. (RFC 9110 §15.5.22)
         request.response.add(ResponseField::Upgrade, upgrade.clone());
     }
     if answering.is_tunnel() {
@@ -171,7 +171,7 @@ pub(super) fn begin(
         return caching::begin(request, passing, answering, &head, stored);
     }
     if caching::asks_for_whole(request) && matches!(request.method(), Method::Get | Method::Head) {
-        // The server was asked for all of it, without the client's conditions.
+        // The server was asked for the whole response, without the client's conditions.
         caching::finish_head(request, settings);
     } else if *settings.force_ranges.get() {
         request.response.allows_ranges = true;
@@ -182,15 +182,14 @@ pub(super) fn begin(
         answering.hidden_in_trailers = Some(Arc::clone(&settings.hidden));
     }
     if !is_buffered {
-        // The rate is the server's to choose.
+        // An unbuffered response has the server's rate.
         request.set_limit_rate(0);
     }
     let storing = if is_buffered { store::begin(request, passing, &head, &fields) } else { None };
     begin_body(request, passing, answering, &head, is_buffered, storing)
 }
 
-/// The status that is answered in place of a server's response: where that is an error of which the location has a
-/// page.
+/// The status to answer with instead of a server's error that has an error page in the location.
 pub(super) fn intercept(
     request: &mut Request,
     settings: &UpstreamSettings,
@@ -212,12 +211,12 @@ pub(super) fn intercept(
 }
 
 fn first_value(fields: &FieldList, known: ResponseField) -> Option<&[u8]> {
-    // A response has few of the fields that are looked for.
+    // Most of these fields are missing in most responses.
     let field = fields.has(known).then(|| fields.iter().find(|field| field.name.known() == Some(known)));
     field.flatten().map(|field| &*field.value)
 }
 
-/// Does what `X-Accel-Limit-Rate`, `X-Accel-Charset` and `X-Accel-Redirect` say. The last leads elsewhere.
+/// Obeys `X-Accel-Limit-Rate`, `X-Accel-Charset` and `X-Accel-Redirect`. Returns the redirect of the last one.
 pub(super) fn obey_head(request: &mut Request, settings: &UpstreamSettings, fields: &FieldList) -> Option<Flow> {
     let ignored = settings.ignored;
     let rate = first_value(fields, ResponseField::XAccelLimitRate);
@@ -235,7 +234,7 @@ pub(super) fn obey_head(request: &mut Request, settings: &UpstreamSettings, fiel
     Some(redirect(request, fields, target))
 }
 
-/// Whether the server is read as fast as it sends.
+/// True if the response is read ahead of the client.
 fn is_buffered(settings: &UpstreamSettings, fields: &FieldList) -> bool {
     let ignored = settings.ignored;
     let text = first_value(fields, ResponseField::XAccelBuffering);
@@ -246,7 +245,7 @@ fn is_buffered(settings: &UpstreamSettings, fields: &FieldList) -> bool {
     }
 }
 
-/// A body that has come with the head is taken at once; any other comes as it comes.
+/// Takes a body that has arrived with the head, or begins a stream.
 fn begin_body(
     request: &mut Request,
     passing: &Passing<'_>,
@@ -257,7 +256,7 @@ fn begin_body(
 ) -> Flow {
     let mut first: Option<Bytes> = None;
     if request.is_head() {
-        // Its length is that of the body that a GET would get.
+        // Its length is that of the body that a GET would have.
         answering.end_early(request);
         return Flow::Answer(Body::Stream(Box::new(NoBody(head.length))));
     }
@@ -283,7 +282,7 @@ fn begin_body(
 
 fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Box<Answering>, head: &UpstreamHead) -> Flow {
     let is_asked_for = match (&passing.upgrade, &head.upgrade) {
-        // The configuration may pass several on, of which the server chooses one.
+        // The configuration may pass several protocols on, of which the server chooses one.
         (Some(asked), Some(given)) => lists_token(asked, given),
         _ => false,
     };
@@ -310,7 +309,7 @@ fn has_error_page(request: &Request, status: u16) -> bool {
     request.scope().core.error_page.get().iter().any(|page| page.status == status)
 }
 
-/// `X-Accel-Redirect`: the location that is named answers.
+/// `X-Accel-Redirect`: answers from the named location.
 fn redirect(request: &mut Request, fields: &FieldList, target: &[u8]) -> Flow {
     request.response.clear();
     for field in fields.iter() {
@@ -342,7 +341,7 @@ fn redirect(request: &mut Request, fields: &FieldList, target: &[u8]) -> Flow {
     Flow::Redirect { uri, args: Some(args) }
 }
 
-/// The status and the fields that the client gets.
+/// Sets the status and the fields of the response to the client.
 pub(super) fn copy_head(
     request: &mut Request,
     settings: &UpstreamSettings,
@@ -350,7 +349,7 @@ pub(super) fn copy_head(
     head: &UpstreamHead,
     fields: &FieldList,
 ) {
-    // With the status of an error page it is a page like any other: its server's field is passed on, as in nginx.
+    // With the status of an error page, the server's own field is passed on like any other, as in nginx.
     let tells_last_modified = matches!(request.status_override.unwrap_or(head.status), 200 | 206 | 304);
     let response = &mut request.response;
     response.status = head.status;
@@ -364,11 +363,11 @@ pub(super) fn copy_head(
         }
         let add = |request: &mut Request, value| request.response.add(field.name.clone(), value);
         match field.name.known() {
-            // The client's connection is another one; its exchange tells how long the body is.
+            // The client's connection is another one, and its exchange frames the body.
             Some(ResponseField::ContentLength) => {}
             Some(known) if known.is_of_connection() => {}
             Some(ResponseField::ContentType) => {
-                // The response that a redirect of `X-Accel-Redirect` leads to says better what it is.
+                // The target of an `X-Accel-Redirect` knows its own type better.
                 request.content_type_override = None;
                 request.response.content_type.clear();
                 request.response.content_type.extend_from_slice(&field.value);
@@ -383,7 +382,7 @@ pub(super) fn copy_head(
             Some(ResponseField::Location) => {
                 match rewriter.location(request, &field.value) {
                     Some(value) => request.response.location = value,
-                    // The server's own path is not ours to make absolute.
+                    // A path of the server is not made absolute.
                     None if field.value.starts_with(b"/") => add(request, field.value.clone()),
                     None => request.response.location = field.value.to_vec(),
                 }
@@ -401,7 +400,7 @@ pub(super) fn copy_head(
     }
 }
 
-/// The URL behind `url=` in a `Refresh`.
+/// Rewrites the URL behind `url=` in a `Refresh`.
 fn rewrite_refresh(request: &Request, rewriter: &dyn HeadRewriter, value: &[u8]) -> Option<Vec<u8>> {
     let lower = value.to_ascii_lowercase();
     let start = bstr::ByteSlice::find(&*lower, "url=")? + 4;
@@ -409,7 +408,7 @@ fn rewrite_refresh(request: &Request, rewriter: &dyn HeadRewriter, value: &[u8])
     Some([&value[..start], &url].concat())
 }
 
-/// A date, unless it would be written in another way than it came.
+/// Parses a date; `None` if formatting it would not give the same text.
 fn seconds_of(text: &[u8]) -> Option<u64> {
     let seconds = http_date::parse(text)?;
     (http_date::format(seconds)[..] == *text).then_some(seconds)

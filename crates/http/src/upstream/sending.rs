@@ -1,4 +1,4 @@
-//! Sends a request to a server: its head, then its body, framed as the protocol wants it.
+//! Sends a request to a server: its head, then its body, framed by the protocol.
 
 use std::cell::RefCell;
 use std::io;
@@ -15,30 +15,30 @@ use crate::request::body::BodyItem;
 use crate::request::exchange::{LOW_WATER_BYTES, RequestBodyError};
 use crate::request::request_body::{PassedBody, StoredBody};
 
-/// How much of a stored body is read at once, in bytes.
+/// Number of bytes of a stored body read at once.
 const PIECE_BYTES: usize = 32 * 1024;
 
-/// How a protocol puts a request's body on the wire.
+/// Framing of a request's body.
 pub trait BodyFraming: Sync {
-    /// Queues a piece of the body, which is not empty.
+    /// Queues a non-empty piece of the body.
     ///
     /// # Errors
     /// `OutOfMemory` at the hard limit of leases.
     fn push(&self, piece: Bytes, output: &mut Output) -> io::Result<()>;
 
-    /// Whether the end of a body is told, also of an empty one.
+    /// True if the protocol marks the end of a body, even of an empty one.
     fn tells_end(&self) -> bool {
         false
     }
 
-    /// Queues what follows the last piece, with the fields that came behind the client's body.
+    /// Queues the end of the body, with the client's trailers.
     ///
     /// # Errors
     /// As for a piece.
     fn end(&self, trailers: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()>;
 }
 
-/// The body as it is: its length was announced, or the end of the connection tells.
+/// No framing: the length was announced, or the connection ends.
 pub struct Unframed;
 
 impl BodyFraming for Unframed {
@@ -52,77 +52,77 @@ impl BodyFraming for Unframed {
     }
 }
 
-/// Where a request's body comes from.
+/// The source of a request's body.
 #[derive(Clone, Default)]
 pub enum RequestBody {
-    /// There is none, or it is not passed on.
+    /// No body, or one that is not passed on.
     #[default]
     None,
     /// These bytes.
     Own(Bytes),
-    /// The whole body, which can be sent again.
+    /// The whole body, stored, so that it can be sent again.
     Stored(StoredBody),
-    /// The client, as it sends: once.
+    /// The client, while it sends. The body can be read only once.
     Client,
 }
 
 impl RequestBody {
-    /// Whether it is sent while the client sends it.
+    /// True if it is sent while the client sends it.
     pub fn is_streamed(&self) -> bool {
         matches!(self, RequestBody::Client)
     }
 }
 
-/// Why a request could not be sent.
+/// Reason for which a request could not be sent.
 #[derive(Debug)]
 pub enum SendError {
-    /// The connection failed.
+    /// The connection to the server failed.
     Server(io::Error),
-    /// The server takes nothing.
+    /// The server reads nothing.
     TimedOut,
-    /// The client's body broke off.
+    /// The client's body is incomplete.
     Client(RequestBodyError),
-    /// What was stored of the body cannot be read.
+    /// The stored body cannot be read.
     Stored(SpoolError),
     /// The worker's memory for buffers is exhausted.
     NoMemory,
 }
 
-/// A request on its way to a server.
+/// A request being sent to a server.
 pub(super) struct Sending {
-    /// The head, until it has been given to the socket or to `output`.
+    /// The head, until it was passed to the socket or to `output`.
     head: Bytes,
-    /// What has to wait, if there was any. Apart: it is large, and most requests leave with one call.
+    /// Queued bytes. Boxed: it is large, and most requests are sent with one call.
     output: Option<Box<Output>>,
     pieces: Pieces,
     framing: &'static dyn BodyFraming,
     timer: Timer,
     time_max: Duration,
     is_waiting: bool,
-    /// What has left, in bytes.
+    /// Number of bytes sent.
     pub sent: u64,
 }
 
-/// A request's body, piece by piece, out of where it comes from.
+/// A request's body, read in pieces from its source.
 pub(super) struct Pieces {
     source: Source,
     has_taken_body: bool,
-    /// What was taken of the client's body, and how much of that was taken from here.
+    /// The kept beginning of the client's body, and the number of its pieces that were returned here.
     kept: Option<(Rc<RefCell<Kept>>, usize)>,
 }
 
-/// The beginning of a client's body, in case that the request has to be sent again.
+/// The beginning of a client's body, kept for sending the request again.
 #[derive(Default)]
 pub(super) struct Kept {
     pieces: Vec<Bytes>,
     bytes: usize,
-    /// That is all of it, with the fields behind it.
+    /// Set if the whole body is kept, with its trailers.
     end: Option<Vec<(Bytes, Bytes)>>,
-    /// There was more than is kept.
+    /// True if the body is longer than the part that may be kept.
     is_partial: bool,
 }
 
-/// How much of a client's body is kept, in bytes.
+/// Maximum number of bytes kept of a client's body.
 const KEPT_MAX: usize = 64 * 1024;
 
 impl Kept {
@@ -139,7 +139,7 @@ impl Kept {
 
 enum Source {
     Ended,
-    /// As ended, but for the connection.
+    /// Given up: the body is incomplete, so the connection cannot be reused.
     GivenUp,
     Own(Bytes),
     Stored(SpoolReader),
@@ -150,14 +150,14 @@ enum Source {
 
 /// The next part of a request's body.
 pub(super) enum Piece {
-    /// Some of it, which is not empty.
+    /// A non-empty piece.
     Bytes(Bytes),
-    /// The end, with the fields that came behind it. There is nothing more to ask for.
+    /// The end, with the trailers.
     End(Vec<(Bytes, Bytes)>),
 }
 
 impl Pieces {
-    /// The whole body.
+    /// Reads the whole body.
     pub fn new(body: &RequestBody) -> Pieces {
         let source = match body {
             RequestBody::None => Source::Ended,
@@ -168,7 +168,8 @@ impl Pieces {
         Pieces { source, has_taken_body: false, kept: None }
     }
 
-    /// The same, and the beginning of a client's body is kept; what is kept already comes first.
+    /// Like [`Pieces::new`], but keeps the beginning of a client's body, and returns the part that is already kept
+    /// first.
     pub fn keeping(body: &RequestBody, kept: &mut Option<Rc<RefCell<Kept>>>) -> Pieces {
         let mut pieces = Pieces::new(body);
         if body.is_streamed() {
@@ -177,18 +178,17 @@ impl Pieces {
         pieces
     }
 
-    /// The request will not be sent again.
+    /// Drops the kept beginning: the request will not be sent again.
     pub fn keep_nothing(&mut self) {
         self.kept = None;
     }
 
-    /// Something of the client's body was taken that nobody has any more, its end included: this request cannot be sent
-    /// again.
+    /// True if a part of the client's body, or its end, was consumed and is not kept: the request cannot be sent again.
     pub fn has_taken_body(&self) -> bool {
         self.has_taken_body && self.kept.as_ref().is_none_or(|(kept, _)| kept.borrow().is_partial)
     }
 
-    /// The next of what is kept.
+    /// The next kept piece.
     fn next_kept(&mut self) -> Option<Piece> {
         let (kept, taken) = self.kept.as_mut()?;
         let kept = kept.borrow();
@@ -199,22 +199,22 @@ impl Pieces {
         kept.end.clone().map(Piece::End)
     }
 
-    /// Whether all of it was taken.
+    /// True if the whole body was read.
     pub fn has_ended(&self) -> bool {
         matches!(self.source, Source::Ended)
     }
 
-    /// Whether nothing more is to be had.
+    /// True if there is nothing more to read.
     pub fn is_over(&self) -> bool {
         matches!(self.source, Source::Ended | Source::GivenUp)
     }
 
-    /// Nothing more is taken, although that was not all.
+    /// Stops reading before the end.
     pub fn give_up(&mut self) {
         self.source = Source::GivenUp;
     }
 
-    /// The next part.
+    /// Returns the next part.
     pub fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<Piece, SendError>> {
         if matches!(self.source, Source::Client { .. })
             && let Some(piece) = self.next_kept()
@@ -273,7 +273,7 @@ impl Pieces {
 }
 
 impl Sending {
-    /// A request from its first byte on.
+    /// Begins to send a request.
     #[inline]
     pub fn new(head: Bytes, body: &RequestBody, framing: &'static dyn BodyFraming, time_max: Duration) -> Sending {
         Sending {
@@ -288,7 +288,7 @@ impl Sending {
         }
     }
 
-    /// Frames an empty body, too: for protocols in which its end is told.
+    /// Frames the end of an empty body, for protocols that mark it.
     pub fn frame_end(&mut self, body: &RequestBody) -> io::Result<()> {
         if self.pieces.has_ended() && !matches!(body, RequestBody::Client) && self.framing.tells_end() {
             let output = self.output.get_or_insert_default();
@@ -298,24 +298,24 @@ impl Sending {
         Ok(())
     }
 
-    /// Whether all of it has left.
+    /// True if everything was sent.
     pub fn is_done(&self) -> bool {
         self.pieces.has_ended() && self.output.as_ref().is_none_or(|output| output.is_empty()) && self.head.is_empty()
     }
 
-    /// Something of the client's body was taken, its end included: this request cannot be sent again.
+    /// True if a part of the client's body, or its end, was consumed: the request cannot be sent again.
     pub fn has_taken_body(&self) -> bool {
         self.pieces.has_taken_body()
     }
 
-    /// Nothing more is sent. The request is not whole, and the connection cannot be used again.
+    /// Stops sending. The request is incomplete, and the connection cannot be reused.
     pub fn give_up(&mut self) {
         self.pieces.give_up();
         self.head = Bytes::new();
         self.output = None;
     }
 
-    /// Sends on. Ready when all of it has left.
+    /// Continues sending. Ready when everything was sent.
     pub fn poll(
         &mut self,
         request: &Request,
@@ -332,7 +332,7 @@ impl Sending {
             let is_filled = self.poll_fill(request, context)?;
             let output = self.output.get_or_insert_default();
             if output.is_empty() {
-                // Whoever waits for the client does not wait for the server.
+                // A wait for the client is none for the server.
                 self.is_waiting = false;
                 return is_filled.map(Ok);
             }
@@ -353,7 +353,7 @@ impl Sending {
         }
     }
 
-    /// Gives the head to the socket: alone if that is all, else with the beginning of the body.
+    /// Sends the head: alone if there is no body, else with the beginning of the body.
     fn send_head(&mut self, stream: &Transport) -> Result<(), SendError> {
         let mut head = std::mem::take(&mut self.head);
         if self.pieces.has_ended() {
@@ -367,7 +367,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Queues of the body what there is and what may be queued. Ready when all of it is.
+    /// Queues the available part of the body, within the bound. Ready when the whole body was queued.
     fn poll_fill(&mut self, request: &Request, context: &mut Context<'_>) -> Result<Poll<()>, SendError> {
         let output = self.output.get_or_insert_default();
         while output.len_bytes() as u64 <= LOW_WATER_BYTES {

@@ -1,6 +1,5 @@
-//! What a location says about passing requests on, whatever the protocol: `proxy_read_timeout`, `fastcgi_read_timeout`
-//! and so on are the same setting.
-//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
+//! Settings of a location for passing requests on, whatever the protocol: `proxy_read_timeout`, `fastcgi_read_timeout`
+//! and so on are the same setting. (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,98 +21,98 @@ use crate::request::response::FieldName;
 use crate::request::variables::template::{SizeTemplate, Template, any_is_true};
 use crate::upstream::store::StoreSettings;
 
-/// See the file's head. The names are those of the directives without the prefix of their module.
+/// Settings of a location. The names are those of the directives without the prefix of their module.
 #[derive(Default)]
 pub struct UpstreamSettings {
-    /// Tells them apart from all others that there were: connections may be kept for one location alone.
+    /// Unique number, since connections may be kept for one location alone.
     pub id: usize,
-    /// The address to connect from.
+    /// The local address of connections.
     pub bind: Setting<Option<Bind<Request>>>,
-    /// Checked: the address to connect from is always that of the attempt.
+    /// Accepted; the local address is always evaluated for each attempt.
     pub bind_dynamic: Setting<bool>,
-    /// Texts of which none may be empty or `0`, or the server that was chosen is not connected to.
+    /// The chosen server is used only if all values are non-empty and not `0`.
     pub allow_upstream: Setting<Vec<Vec<Template>>>,
-    /// Which header of the PROXY protocol servers get.
+    /// Version of the PROXY protocol header sent to servers.
     pub proxy_protocol: Setting<ProxyVersion>,
     /// `SO_KEEPALIVE`
     pub socket_keepalive: Setting<bool>,
-    /// `SO_RCVBUF` in bytes, 0 for the kernel's.
+    /// `SO_RCVBUF` in bytes; 0 for the kernel's default.
     pub socket_rcvbuf: Setting<u64>,
-    /// `SO_SNDBUF` in bytes, 0 for the kernel's.
+    /// `SO_SNDBUF` in bytes; 0 for the kernel's default.
     pub socket_sndbuf: Setting<u64>,
-    /// How long connecting may take.
+    /// Timeout for connecting.
     pub connect_timeout: Setting<Duration>,
-    /// How long a server may take nothing of a request.
+    /// Timeout between two writes of a request.
     pub send_timeout: Setting<Duration>,
-    /// How long a server may be silent.
+    /// Timeout between two reads of a response.
     pub read_timeout: Setting<Duration>,
-    /// How long all of it may take, from the first server that is tried to the end of the response; zero for ever.
+    /// Timeout from the first attempt to the end of the response; 0 for none.
     pub request_timeout: Setting<Duration>,
-    /// When the next server is tried.
+    /// Conditions under which the next server is tried.
     pub next_upstream: Setting<RetryOn>,
-    /// How many servers are tried, 0 for all.
+    /// Maximum number of attempts; 0 for no limit.
     pub next_upstream_tries: Setting<u64>,
-    /// For how long the next server is tried, zero for ever.
+    /// Time limit for further attempts; 0 for none.
     pub next_upstream_timeout: Setting<Duration>,
-    /// How long the head of a response may be, in bytes.
+    /// Maximum length of a response's head, in bytes.
     pub buffer_size: Setting<u64>,
-    /// How many buffers of which size a response may be ahead of its client in memory.
+    /// Number and size of the buffers for a response ahead of its client in memory.
     pub buffers: Setting<(u64, u64)>,
-    /// Checked, and without a meaning of its own: what is being sent is bounded by the client's side.
+    /// Accepted without effect: the client's side bounds the data being sent.
     pub busy_buffers_size: Setting<u64>,
-    /// Whether a response is read as fast as it comes.
+    /// Read responses ahead of the client.
     pub buffering: Setting<bool>,
-    /// Whether what servers are asked is written anew for each of them.
+    /// Write the request anew for each server.
     pub request_dynamic: Setting<bool>,
-    /// Whether a request's body is read to its end first.
+    /// Read the request's body completely first.
     pub request_buffering: Setting<bool>,
-    /// How long the temporary file of a response may become, in bytes.
+    /// Maximum length of a response's temporary file, in bytes.
     pub max_temp_file_size: Setting<u64>,
-    /// Checked, and without a meaning of its own: the spool gathers what it writes.
+    /// Accepted without effect: the spool combines its writes.
     pub temp_file_write_size: Setting<u64>,
-    /// Where temporary files are.
+    /// Directory of temporary files.
     pub temp_path: Setting<TempPath>,
-    /// Whether a request goes on when its client has left.
+    /// Continue a request after its client has left.
     pub ignore_client_abort: Setting<bool>,
-    /// Whether `error_page` is for the errors of the server, too.
+    /// Apply `error_page` to errors of the server, too.
     pub intercept_errors: Setting<bool>,
-    /// Whether the answer to a 404 of the server is always Gale's own.
+    /// Replace every 404 of the server by Gale's own.
     pub answers_not_found: bool,
-    /// Whether parts of a response can be had although the server offers none.
+    /// Support ranges even if the server does not announce them.
     pub force_ranges: Setting<bool>,
-    /// Whether the fields behind a response's body are passed on.
+    /// Pass trailers of responses on.
     pub pass_trailers: Setting<bool>,
-    /// How many bytes of a response are read in a second, 0 for no limit.
+    /// Bytes of a response read per second; 0 for no limit.
     pub limit_rate: Setting<SizeTemplate>,
-    /// Whether the client's fields are passed on.
+    /// Pass the client's fields on.
     pub pass_request_headers: Setting<bool>,
-    /// Whether the request's body is passed on.
+    /// Pass the request's body on.
     pub pass_request_body: Setting<bool>,
-    /// Fields that the client does not get, besides the usual ones.
+    /// Fields to hide, besides the default ones.
     pub hide_header: Setting<Vec<BString>>,
-    /// Fields that the client does get although they are among the usual ones.
+    /// Fields of the default ones that are not hidden.
     pub pass_header: Setting<Vec<BString>>,
-    /// Whether `Server` is the server's own alone: Gale adds none.
+    /// Pass the server's `Server` field on, and add none if it is missing.
     pub leaves_server_field: bool,
-    /// Fields that have no effect on Gale.
+    /// Fields of a response that Gale ignores.
     pub ignore_headers: Setting<Vec<Ignored>>,
-    /// What follows from `ignore_headers`.
+    /// Bits of `ignore_headers`.
     pub ignored: Ignored,
-    /// What is asked of servers that are spoken to over TLS: `ssl_…`.
+    /// TLS settings for connections to servers: `ssl_…`.
     pub tls: TlsClientSettings,
-    /// The name that a server's certificate is to have, and that the server is told; else the host of the URL.
+    /// Name for the server's certificate and SNI; by default the host of the URL.
     pub tls_name: Setting<Template>,
-    /// The names of the certificate that is shown to servers and of its key, if they have variables.
+    /// Names of the client certificate and its key, if they contain variables.
     pub tls_certificate: Option<(Template, Template)>,
-    /// What `tls` comes to, where connections may be over TLS; there once the configuration is complete.
+    /// The client made from `tls`, if connections may use TLS; set once the configuration is complete.
     pub tls_client: Option<Arc<OnceLock<Arc<TlsClient>>>>,
-    /// What the location says about its cache: `cache_…`.
+    /// Settings of the location's cache: `cache_…`.
     pub cache: CacheSettings,
-    /// Whether responses become files: `store`, `store_access`.
+    /// Settings for storing responses as files: `store`, `store_access`.
     pub store: StoreSettings,
-    /// When something stale is used: `cache_use_stale`.
+    /// Conditions under which a stale response is used: `cache_use_stale`.
     pub cache_use_stale: Setting<RetryOn>,
-    /// What follows from `hide_header` and `pass_header`.
+    /// The fields to hide, from `hide_header` and `pass_header`.
     pub hidden: Arc<HiddenFields>,
 }
 
@@ -126,10 +125,10 @@ macro_rules! bits {
         impl $name {
             $($(#[$flag_doc])* pub const $flag: $name = $name(1 << $bit);)*
 
-            /// The words that a configuration has for them, with their bits.
+            /// The words of a configuration, with their bits.
             pub const WORDS: &'static [(&'static str, u32)] = &[$(($text, 1 << $bit),)*];
 
-            /// Those of a directive's words.
+            /// The value with these bits.
             pub fn of(bits: u32) -> $name {
                 $name(bits)
             }
@@ -139,12 +138,12 @@ macro_rules! bits {
                 self.0
             }
 
-            /// Whether all of `other` are among them.
+            /// True if all bits of `other` are set.
             pub fn has(self, other: $name) -> bool {
                 self.0 & other.0 == other.0
             }
 
-            /// These and those.
+            /// The union of both.
             #[must_use]
             pub const fn or(self, other: $name) -> $name {
                 $name(self.0 | other.0)
@@ -154,15 +153,15 @@ macro_rules! bits {
 }
 
 bits! {
-    /// When the next server is tried: `proxy_next_upstream`.
+    /// Conditions under which the next server is tried: `proxy_next_upstream`.
     RetryOn {
         /// Connecting, sending or receiving failed.
         ERROR = 0 "error",
-        /// One of them took too long.
+        /// Connecting, sending or receiving timed out.
         TIMEOUT = 1 "timeout",
-        /// What came is no response.
+        /// The response is invalid.
         INVALID_HEADER = 2 "invalid_header",
-        /// Also for a request that may have had an effect already.
+        /// Includes requests that may have had an effect already.
         NON_IDEMPOTENT = 3 "non_idempotent",
         /// The response's status.
         HTTP_500 = 4 "http_500",
@@ -182,13 +181,13 @@ bits! {
         UPDATING = 11 "updating",
         /// Never.
         OFF = 12 "off",
-        /// `allow_upstream` denies the server.
+        /// `allow_upstream` denied the server.
         DENIED = 13 "denied",
     }
 }
 
 bits! {
-    /// Fields of a response that have no effect on Gale: `proxy_ignore_headers`.
+    /// Fields of a response that Gale ignores: `proxy_ignore_headers`.
     Ignored {
         /// An internal redirect.
         X_ACCEL_REDIRECT = 0 "X-Accel-Redirect",
@@ -196,7 +195,7 @@ bits! {
         X_ACCEL_EXPIRES = 1 "X-Accel-Expires",
         /// The rate to the client.
         X_ACCEL_LIMIT_RATE = 2 "X-Accel-Limit-Rate",
-        /// Whether the response is buffered.
+        /// Buffering of the response.
         X_ACCEL_BUFFERING = 3 "X-Accel-Buffering",
         /// The charset of the response.
         X_ACCEL_CHARSET = 4 "X-Accel-Charset",
@@ -212,7 +211,7 @@ bits! {
 }
 
 impl RetryOn {
-    /// What a response's status is called in the directive, if it has a name there.
+    /// The flag of a response's status, if it has one.
     pub fn of_status(status: u16) -> Option<RetryOn> {
         Some(match status {
             500 => RetryOn::HTTP_500,
@@ -227,17 +226,17 @@ impl RetryOn {
     }
 }
 
-/// Fields of a response that its client does not get.
+/// Fields of a response that are hidden from its client.
 #[derive(Clone, Debug, Default)]
 pub struct HiddenFields {
-    /// The bit of each known field.
+    /// A bit for each known field.
     known: u64,
-    /// The others, in lower case.
+    /// Other fields, in lower case.
     others: Box<[Box<[u8]>]>,
 }
 
 impl HiddenFields {
-    /// Those of `usual` and `hide` that are not among `pass`.
+    /// The fields of `usual` and `hide` that are not in `pass`.
     pub fn new(usual: &[&str], hide: &[BString], pass: &[BString]) -> HiddenFields {
         let mut hidden = HiddenFields::default();
         let mut others: Vec<Box<[u8]>> = Vec::new();
@@ -253,7 +252,7 @@ impl HiddenFields {
         hidden
     }
 
-    /// Whether a field with this name is among them.
+    /// True if a field with this name is hidden.
     pub fn has(&self, name: &FieldName) -> bool {
         match name.known() {
             Some(known) => self.known >> known as u8 & 1 == 1,
@@ -263,16 +262,16 @@ impl HiddenFields {
 }
 
 impl UpstreamSettings {
-    /// How long the head of a response may be, in bytes.
+    /// Maximum length of a response's head, in bytes.
     pub fn head_max(&self) -> usize {
         usize::try_from(*self.buffer_size.get()).unwrap_or(usize::MAX)
     }
 
-    /// Completes settings that have taken over what they do not say from `parent`. `prefix` is that of the directives,
-    /// `hidden` what clients never get unless it is passed by name.
+    /// Completes settings that have already inherited from the outer scope. `prefix` is that of the directives,
+    /// `hidden` the fields hidden by default.
     ///
     /// # Errors
-    /// Sizes that do not fit together, in nginx's words.
+    /// Sizes that contradict each other, in nginx's words.
     pub fn complete(&mut self, prefix: &str, hidden: &[&str]) -> Result<(), Diagnostic> {
         static IDS: AtomicUsize = AtomicUsize::new(1);
         self.id = IDS.fetch_add(1, Ordering::Relaxed);
@@ -317,18 +316,18 @@ impl UpstreamSettings {
         Ok(())
     }
 
-    /// Whether this request may be passed to the server that was chosen for it.
+    /// True if this request may be passed to its chosen server.
     pub fn allows_server(&self, request: &Request) -> bool {
         let conditions = self.allow_upstream.get_opt().map(Vec::as_slice).unwrap_or_default();
         conditions.iter().flatten().all(|text| any_is_true(std::slice::from_ref(text), request))
     }
 
-    /// The address that connections for this request come from.
+    /// The local address of connections for this request.
     pub fn local_address(&self, request: &Request) -> Option<SocketAddress> {
         self.bind.get_opt()?.as_ref()?.evaluate(request)
     }
 
-    /// The header of the PROXY protocol that a connection for this request begins with; empty for none.
+    /// The PROXY protocol header of a connection for this request; empty for none.
     pub fn proxy_header(&self, request: &Request) -> Vec<u8> {
         match self.proxy_protocol.get_opt() {
             None | Some(ProxyVersion::Off) => Vec::new(),
@@ -339,12 +338,12 @@ impl UpstreamSettings {
         }
     }
 
-    /// Whether there is one.
+    /// True if a PROXY protocol header is sent.
     pub fn sends_proxy_header(&self) -> bool {
         !matches!(self.proxy_protocol.get_opt(), None | Some(ProxyVersion::Off))
     }
 
-    /// How connections are made for this request.
+    /// Socket options and timeout of connections for this request.
     pub fn connect_options(&self, request: &Request) -> ConnectOptions {
         let mut options = ConnectOptions {
             keepalive: *self.socket_keepalive.get(),
@@ -360,7 +359,7 @@ impl UpstreamSettings {
         options
     }
 
-    /// How much of a response may be ahead of its client in memory, in bytes.
+    /// Maximum number of bytes of a response ahead of its client in memory.
     pub fn buffers_bytes(&self) -> u64 {
         let (count, size) = *self.buffers.get();
         count.saturating_mul(size)

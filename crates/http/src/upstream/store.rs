@@ -1,4 +1,4 @@
-//! `proxy_store`: a response becomes a file, where the next request may find it.
+//! `proxy_store`: writes a response to a file, where the next request may find it.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_store>)
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!       └── the client leaves: the rest of the body ───────────────► the same task reads it to its end first
 //! ```
 //!
-//! A disk that fails, or does not keep up for a while, costs the file alone: the client gets the response.
+//! A disk that fails, or is behind for too long, costs the file alone: the client gets the response.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -39,10 +39,10 @@ use crate::upstream::receiving::UpstreamHead;
 use crate::upstream::settings::UpstreamSettings;
 use crate::variables::template::Template;
 
-/// How long the server waits for a disk that is behind.
+/// Time for which the server waits for a disk that is behind.
 const DISK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a location says of storing: `proxy_store`, `proxy_store_access`.
+/// Settings of a location for storing: `proxy_store`, `proxy_store_access`.
 #[derive(Default)]
 pub struct StoreSettings {
     /// Destination of stored responses.
@@ -57,24 +57,24 @@ pub enum StoreTo {
     /// Nowhere.
     #[default]
     Off,
-    /// Where `root` or `alias` has the file of the request's URI.
+    /// The path by `root` or `alias` for the request's URI.
     Document,
-    /// There; below the second path, unless it is absolute.
+    /// This path; relative to the second one, unless it is absolute.
     Path(Template, Arc<Path>),
 }
 
 impl StoreSettings {
-    /// Whether responses are stored.
+    /// True if responses are stored.
     pub fn is_on(&self) -> bool {
         !matches!(self.to.get_opt(), None | Some(StoreTo::Off))
     }
 
-    /// Notes where files are written: requests of this scope.
+    /// Notes the directories to which requests of this scope write files.
     pub fn note_reach(&self, scope: &Scope, directive: &str, reach: &mut Reach) {
         match self.to.get_opt() {
             None | Some(StoreTo::Off) => {}
             Some(StoreTo::Document) => reach.writes(scope.core.root.get().known_path(), directive),
-            // Of a whole path it is the directory as well: the file replaces another one there.
+            // For a whole path this includes its directory, where the file replaces another one.
             Some(StoreTo::Path(template, prefix)) => match template.known_path() {
                 KnownPath::Beginning(b"") => reach.writes(KnownPath::Beginning(b""), directive),
                 KnownPath::Whole(path) | KnownPath::Beginning(path) => {
@@ -85,7 +85,7 @@ impl StoreSettings {
         }
     }
 
-    /// The file that a response to this request becomes.
+    /// The path of the file for a response to this request.
     fn path(&self, request: &Request) -> Option<PathBuf> {
         let mut path = Vec::new();
         let prefix = match self.to.get_opt()? {
@@ -96,7 +96,7 @@ impl StoreSettings {
             }
             StoreTo::Path(template, prefix) => {
                 path = template.evaluate(request);
-                // What a client says must not lead elsewhere.
+                // A path with variables must not lead out of the directory.
                 if template.as_constant().is_none() && may_lead_out(&path) {
                     let path = bstr::BStr::new(&path);
                     request.log(Level::Error, format_args!("unsafe path \"{path}\", the response is not stored"));
@@ -105,7 +105,7 @@ impl StoreSettings {
                 Some(prefix)
             }
         };
-        // A collection is no file.
+        // A path that ends with a slash names no file.
         if path.is_empty() || path.ends_with(b"/") || path.contains(&0) {
             return None;
         }
@@ -114,7 +114,7 @@ impl StoreSettings {
     }
 }
 
-/// What is stored of a response so far.
+/// A response being stored.
 pub(super) struct Storing {
     spool: Spool,
     /// Runs while the disk is behind.
@@ -123,11 +123,11 @@ pub(super) struct Storing {
     task: Teller,
 }
 
-/// What the task gets.
+/// A message to the task.
 enum Told {
-    /// All of it is in there.
+    /// The spool has the whole response.
     Whole(Spool),
-    /// Nobody else reads the rest any more.
+    /// The task has to read the rest, because the client has left.
     Rest(Box<UpstreamBody>),
 }
 
@@ -151,14 +151,14 @@ impl Channel {
         self.news.notify_one();
     }
 
-    /// What was told since, and whether nothing more comes.
+    /// Takes the last message, and whether the sender is gone.
     fn take(&self) -> (Option<Told>, bool) {
         let mut state = self.state.borrow_mut();
         (state.told.take(), state.has_ended)
     }
 }
 
-/// The task's news come from whoever has it.
+/// The sender of messages to the task.
 struct Teller(Rc<Channel>);
 
 impl Drop for Teller {
@@ -192,7 +192,7 @@ impl Drop for Listener {
     }
 }
 
-/// Begins to store a response, if the location wants that of this one.
+/// Begins to store a response, if the location wants this one stored.
 pub(super) fn begin(
     request: &Request,
     passing: &Passing<'_>,
@@ -225,12 +225,12 @@ pub(super) fn begin(
     spool.begin_file();
     let channel = Rc::new(Channel::default());
     let listener = Listener(Rc::clone(&channel));
-    // Too many in the background: the log says so, and it is not stored.
+    // A refusal is logged, and the response is not stored.
     copy_in_background(request, move |copy| finish(copy, listener, target, pool))
         .then(|| Box::new(Storing { spool, patience: Timer::new(), is_behind: false, task: Teller(channel) }))
 }
 
-/// Sees to it that what is stored comes to its end, and into its place.
+/// The task: reads the rest if necessary, and puts the file in place.
 async fn finish(request: Copy, listener: Listener, target: Target, pool: ThreadPool) {
     while let Some(told) = listener.hear().await {
         match told {
@@ -268,7 +268,7 @@ fn tell_of_delay(request: &Request) {
 }
 
 impl Storing {
-    /// Waits until there is room for another piece. False once nothing more is stored.
+    /// Waits until there is room for another piece. False if storing has ended.
     pub fn poll_room(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<bool> {
         match self.spool.poll_ready(context) {
             Poll::Ready(Ok(())) => {
@@ -293,7 +293,7 @@ impl Storing {
         }
     }
 
-    /// Takes a piece. False once nothing more is stored.
+    /// Adds a piece. False if storing has ended.
     pub fn append(&mut self, request: &Request, piece: &Bytes) -> bool {
         match self.spool.append(piece.clone()) {
             Ok(()) => true,
@@ -304,30 +304,30 @@ impl Storing {
         }
     }
 
-    /// Has the task read what the client does not want any more.
+    /// Lets the task read the rest of the body, which the client does not want any more.
     pub fn read_on(self: Box<Storing>, body: impl FnOnce(Box<Storing>) -> UpstreamBody) {
         let channel = Rc::clone(&self.task.0);
-        // A task that has gone reads nothing.
+        // If the task has ended, nothing is read.
         if !channel.state.borrow().is_deaf {
             channel.tell(Told::Rest(Box::new(body(self))));
         }
     }
 
-    /// All of it is there with this piece, the first one.
+    /// Adds the only piece and ends.
     pub fn finish_with(mut self, request: &Request, piece: Option<&Bytes>) {
         if piece.is_none_or(|piece| self.append(request, piece)) {
             self.finish();
         }
     }
 
-    /// All of it is there.
+    /// Ends with the whole response stored.
     pub fn finish(self) {
         self.task.0.tell(Told::Whole(self.spool));
     }
 }
 
 impl UpstreamBody {
-    /// Reads what is left, for what is stored of it.
+    /// Reads the rest, only to store it.
     async fn read_to_end(&mut self, request: &Request) {
         while poll_fn(|context| self.poll_receive(request, PIECE_BYTES, context)).await.is_some() {}
     }

@@ -1,7 +1,7 @@
 //! The server's end of a tunnel, after a 101 or a 2xx to CONNECT.
 //!
-//! A tunnel may be idle for days: it keeps the connection and what is told at its end, and memory for bytes only while
-//! there are some. What has sent the request and read the response's head is gone.
+//! A tunnel may be idle for days: it keeps the connection and its record, and buffers only while there are bytes. The
+//! state for sending the request and reading the response is freed.
 
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -16,25 +16,25 @@ use crate::request::tunnel::Tunnel;
 use crate::upstream::answering::{Answering, TunnelRecord};
 use crate::upstream::exclusive::Connection;
 
-/// Most that is received at once, in bytes.
+/// Maximum number of bytes received at once.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// See the file's head.
+/// The server's end of a tunnel, see the head of the file.
 pub(super) struct UpstreamTunnel {
     record: TunnelRecord,
     stream: Transport,
     _counted: CountedConnection,
     input: Buffer,
-    /// While there is something to send.
+    /// `None` while there is nothing to send.
     output: Option<Box<Output>>,
     has_ended: bool,
-    /// The client has ended its direction, and the server is to be told when it has all.
+    /// True if the client has ended its direction, and the server's is to be ended after the queued bytes.
     is_ending: bool,
     idle_max: Duration,
 }
 
 impl UpstreamTunnel {
-    /// The connection on which a server has agreed.
+    /// Creates the tunnel on the connection of an accepted request.
     pub fn new(answering: Box<Answering>, idle_max: Duration) -> UpstreamTunnel {
         let (Connection { own, input, .. }, record) = answering.into_tunnel();
         let PooledConnection { transport, counted, .. } = *own;
@@ -83,7 +83,7 @@ impl Tunnel for UpstreamTunnel {
             self.output = None;
         }
         if std::mem::take(&mut self.is_ending) {
-            // It has closed the connection already.
+            // Fails if the server has already closed the connection.
             let _ = self.stream.shutdown_write();
         }
         Poll::Ready(Ok(()))

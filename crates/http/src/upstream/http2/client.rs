@@ -1,5 +1,4 @@
-//! The same small client for services as [`crate::upstream::client`], over HTTP/2: a connection of its own, one request
-//! at a time.
+//! The counterpart of [`crate::upstream::client`] for HTTP/2: a connection of its own, and one request at a time.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -16,14 +15,14 @@ use super::request::Http2Request;
 use super::stream::{Head, Lost, Stream, StreamEnd};
 use crate::upstream::client::{Answer, ClientConnection, ClientError, Patience, Step};
 
-/// How much of a body is taken at once.
+/// Number of bytes of a body taken at once.
 const TAKEN_BYTES: usize = 16 * 1024;
 
-/// A connection to a server that speaks HTTP/2. It is closed when this is dropped.
+/// A connection to a server that speaks HTTP/2. Dropping it closes the connection.
 pub struct Http2Client(Rc<Http2Connection>);
 
 impl Http2Client {
-    /// Speaks HTTP/2 on a connection on which nothing has been said. Heads may have so many bytes.
+    /// Begins HTTP/2 on a new connection. Heads may have at most `head_max` bytes.
     pub fn begin(
         worker: &Rc<Worker>,
         address: &SocketAddress,
@@ -37,15 +36,16 @@ impl Http2Client {
         Http2Client(connection)
     }
 
-    /// Whether the server takes another request.
+    /// True if the server accepts another request.
     pub fn is_idle(&self) -> bool {
         self.0.has_room()
     }
 
-    /// Sends a request, with this body if it has one, and receives its response, of whose body so many bytes are kept.
+    /// Sends a request, with a body if there is one, and receives its response, of whose body at most `body_max` bytes
+    /// are kept.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason for which there is no response.
     pub async fn ask(
         &self,
         request: &Http2Request,
@@ -71,7 +71,7 @@ impl Drop for Http2Client {
     }
 }
 
-/// One request and its response. When it is dropped, the server learns that nobody waits for the rest.
+/// One request and its response. Dropping it resets the stream.
 struct Asked<'c> {
     connection: &'c Rc<Http2Connection>,
     stream: Rc<Stream>,
@@ -92,7 +92,7 @@ impl Asked<'_> {
         let head = loop {
             match poll_fn(|context| self.poll_head(context)).await? {
                 Head::Final(head) => break head,
-                // What it announces comes with the final one.
+                // Its fields are also in the final response.
                 Head::Interim(..) => self.silence.set_after(patience.read),
             }
         };
@@ -122,7 +122,7 @@ impl Asked<'_> {
         }
     }
 
-    /// The next of the body; none at its end.
+    /// Returns the next bytes of the body; `None` at its end.
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, ClientError>> {
         match self.connection.take(&self.stream, TAKEN_BYTES) {
             Ok(Some(piece)) => return Poll::Ready(Ok(Some(piece))),

@@ -1,9 +1,8 @@
-//! The task of a connection to a server: it receives frames for all streams, and sends theirs.
+//! The task of a connection to a server: it receives and sends the frames of all streams.
 //!
-//! Windows are charged when a frame is built, for streams with bytes in hand; streams that have some take turns. Those
-//! of the server grow while clients take what comes as fast as it does (`windows.rs`). A
-//! connection on which a server was silent for too long is asked for a sign of life (PING) before it gets another
-//! stream, and closed without one.
+//! Windows are charged when a frame is built, for streams with data ready to send; these streams take turns. The
+//! server's windows grow while clients take data as fast as it arrives (`windows.rs`). After a read timeout, a
+//! connection must answer a PING before it gets another stream, and is closed otherwise.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -31,104 +30,105 @@ use super::windows::{CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, Windows};
 use crate::upstream::http1::fields;
 use crate::upstream::receiving::UpstreamHead;
 
-/// How much is received at once, in bytes: a frame with its header, or a record of TLS.
+/// Number of bytes received at once: a frame with its header, or a record of TLS.
 const RECEIVE_BYTES: usize = 17 * 1024;
 
-/// Most events that are dealt with before others have their turn.
+/// Maximum number of events handled before other tasks have their turn.
 const EVENTS_PER_TURN: usize = 256;
 
-/// No more frames of data are built while so many bytes wait for the socket.
+/// No further data frames are built while this many bytes wait for the socket.
 const BUILT_MAX: usize = 64 * 1024;
 
-/// Nothing more is read of a server that takes nothing, once so many bytes wait for it.
+/// Once this many bytes wait for a server that reads nothing, nothing more is read from it.
 const UNSENT_MAX: usize = 256 * 1024;
 
-/// Data of no more bytes are copied behind their frame's header.
+/// Data up to this length is copied behind its frame's header.
 const COPIED_MAX: usize = 1024;
 
-/// More frames than a head is cut into.
+/// Maximum number of CONTINUATION frames: more than any head is divided into.
 const CONTINUATIONS_MAX: u32 = 4096;
 
-/// Heads that came and were not read, at most; interim responses beyond them are dropped.
+/// Maximum number of received heads that were not read; further interim responses are dropped.
 const HEADS_MAX: usize = 32;
 
-/// How long a server may take to answer a PING after a timeout.
+/// Time for a server to answer a PING after a read timeout.
 const PONG_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often a server may do what costs more than it is worth is counted anew after so long.
+/// Interval after which the flood limits are counted anew.
 const BUDGET_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Streams take turns: there is no order among the requests of different clients.
+/// All streams have the same priority, since there is no order among requests of different clients.
 const PRIORITY: Priority = Priority { urgency: 3, incremental: true };
 
-/// See the file's head.
+/// A connection to a server, see the head of the file.
 pub(in crate::upstream) struct Http2Connection {
-    /// Tells it apart from the worker's others.
+    /// Number that identifies it among the worker's connections.
     pub number: u64,
     pub(super) destination: Destination,
     worker: Weak<Worker>,
-    /// Somebody holds it, also while nothing is under way, and closes it.
+    /// True if the connection stays open while idle, until its owner closes it.
     is_kept: Cell<bool>,
     state: RefCell<State>,
-    /// There is room for a stream again, or never will be: whoever waits for that looks again.
+    /// Notified when there may be room for a stream, or never will be: waiting requests check again.
     pub(super) news: Rc<Notify>,
 }
 
 struct State {
     codec: Codec,
-    /// Those that have not come to their end, oldest first.
+    /// Streams that have not ended, oldest first.
     streams: VecDeque<Rc<Stream>>,
-    /// Those that could send something.
+    /// Streams that may have something to send.
     scheduler: Scheduler,
-    /// Those that a closed window keeps from sending.
+    /// Streams that wait for a window.
     blocked: Vec<StreamId>,
-    /// The server's windows.
+    /// Windows for data from the server.
     windows: Windows,
-    /// Frames that were built last.
+    /// The latest frames.
     frames: Vec<u8>,
-    /// Frames before them, with the bytes of bodies.
+    /// Earlier frames, with data of bodies.
     output: Output,
     age: ConnectionAge,
-    /// The server's settings have come.
+    /// True if the server's settings have arrived.
     has_settings: bool,
-    /// How many streams it may have, as far as we know.
+    /// Maximum number of streams, as far as it is known.
     streams_max: usize,
-    /// It takes no more streams, and ends with the last one.
+    /// True if it accepts no more streams, and ends with the last one.
     is_closing: bool,
-    /// Until when a PING is to be answered.
+    /// Time until which a PING must be answered.
     pong_until: Option<Moment>,
     budgets_until: Moment,
-    /// It has ended.
+    /// True if it has ended.
     is_lost: bool,
-    /// The last request has ended since its task has run.
+    /// True if the last request has ended since the task last ran.
     has_become_idle: bool,
     waker: Option<Waker>,
     is_polled: bool,
     timer: Timer,
 }
 
-/// What came of receiving.
+/// Result of receiving.
 enum Received {
-    /// Nothing more has come, or more is looked at in the next turn.
+    /// No more data has arrived, or the rest is handled in the next turn.
     Pending,
-    /// What has come is not looked at before something has left.
+    /// Received data is not handled before other data was sent.
     Paused,
     Lost(Lost),
 }
 
-/// What came of sending.
+/// Result of sending.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Written {
-    /// All that there was, as far as windows allow.
+    /// All frames that the windows allow were sent.
     All,
-    /// The socket takes no more at the moment.
+    /// The socket is full.
     Blocked,
     /// The connection is broken.
     Lost,
 }
 
 impl Http2Connection {
-    /// A connection that was opened, whose server may send heads of so many bytes. Its task begins.
+    /// Creates a connection on a transport, with heads of at most `head_max` bytes from its server, and starts its
+    /// task.
     pub(super) fn begin(
         worker: &Rc<Worker>,
         number: u64,
@@ -137,11 +137,11 @@ impl Http2Connection {
         counted: CountedConnection,
         head_max: usize,
     ) -> Rc<Http2Connection> {
-        // In the measure of RFC 9113 §10.5.1 a head is larger than in HTTP/1.
+        // By the measure of RFC 9113 §10.5.1 a head is larger than in HTTP/1.
         let list_max = head_max.saturating_mul(4);
         let limits = Limits {
             head: http1::Limits { head_max: list_max, ..http1::Limits::default() },
-            // Servers may cut a head as they like.
+            // Servers may divide a head as they like.
             continuations_max: CONTINUATIONS_MAX,
             block_max: list_max.max(Limits::default().block_max),
             stream_window: STREAM_WINDOW,
@@ -181,20 +181,20 @@ impl Http2Connection {
         connection
     }
 
-    /// Whether a request may begin here now. Until the server's settings have come, only one may.
+    /// True if a request may begin now. Before the server's settings have arrived, only one may.
     pub(super) fn has_room(&self) -> bool {
         let state = &*self.state.borrow();
         let streams_max = if state.has_settings { state.streams_max } else { 1 };
         self.is_usable(state) && state.streams.len() < streams_max && state.codec.check_can_open().is_ok()
     }
 
-    /// Whether it is worth to wait until its server has said how many requests may be under way.
+    /// True if the server's settings, and with them the number of requests, are still to arrive.
     pub(super) fn is_beginning(&self) -> bool {
         let state = &*self.state.borrow();
         !state.has_settings && self.is_usable(state)
     }
 
-    /// Whether nothing is under way on it, since when that is so, and that it may go on.
+    /// Time since which the connection has been idle, if it is and may be reused.
     pub(super) fn idle_since(&self) -> Option<Moment> {
         let state = &*self.state.borrow();
         (state.streams.is_empty() && !state.is_lost && !state.is_closing).then_some(state.age.idle_since)
@@ -208,19 +208,19 @@ impl Http2Connection {
         !state.is_lost && !state.is_closing && !is_spent && state.pong_until.is_none()
     }
 
-    /// From now on it ends when it is closed, and not because nothing is under way.
+    /// Keeps the connection open while it is idle, until it is closed.
     pub(super) fn keep(&self) {
         self.is_kept.set(true);
     }
 
-    /// Has it end when nothing is under way any more.
+    /// Closes the connection once its last request has ended.
     pub(super) fn close(&self) {
         let state = &mut *self.state.borrow_mut();
         state.is_closing = true;
         state.wake();
     }
 
-    /// Begins a request. `is_whole`: there is no body.
+    /// Begins a request. `is_whole` is true if it has no body.
     ///
     /// # Errors
     /// There is no room.
@@ -237,19 +237,19 @@ impl Http2Connection {
         Ok(stream)
     }
 
-    /// Sends a piece of a request's body when the windows allow.
+    /// Queues a piece of a request's body, which is sent when the windows allow.
     pub(super) fn queue(&self, stream: &Rc<Stream>, piece: Bytes) {
         stream.with(|own| own.outgoing.push(piece));
         self.state.borrow_mut().resume(stream);
     }
 
-    /// The request's body has ended, with these fields behind it.
+    /// Ends a request's body, with these trailers.
     pub(super) fn end_request(&self, stream: &Rc<Stream>, trailers: Vec<(Bytes, Bytes)>) {
         stream.with(|own| own.ending = Some(trailers));
         self.state.borrow_mut().resume(stream);
     }
 
-    /// Takes the next of a response's body, at most so many bytes: the server may send as many again.
+    /// Takes at most `max` bytes of a response's body, and opens the server's window by as many.
     ///
     /// # Errors
     /// No memory.
@@ -266,7 +266,7 @@ impl Http2Connection {
         Ok(piece)
     }
 
-    /// The request is over for us: what the server still has to say about it is of no interest.
+    /// Ends the request on this side: further frames of the server for it are ignored.
     pub(super) fn leave(&self, stream: &Rc<Stream>) {
         let is_over = stream.with(|own| {
             let is_over = own.is_over();
@@ -283,7 +283,7 @@ impl Http2Connection {
         state.wake();
     }
 
-    /// A server was silent for too long, or its windows stayed closed: perhaps it is not there any more.
+    /// Sends a PING after a read timeout, or when windows have stayed closed: the server may be gone.
     pub(super) fn suspect(&self) {
         let state = &mut *self.state.borrow_mut();
         if state.pong_until.is_none() && !state.is_lost {
@@ -318,7 +318,7 @@ impl Http2Connection {
                 (Received::Lost(lost), _) => return Poll::Ready(lost),
                 (Received::Paused, Written::All) => continue,
                 (_, Written::Lost) => {
-                    // The server may have said why before it closed the connection.
+                    // The server may have sent its reason before it closed the connection.
                     return match self.receive(transport, input, context) {
                         Received::Lost(lost) => Poll::Ready(lost),
                         _ => Poll::Ready(Lost::Failed(io::ErrorKind::BrokenPipe, None)),
@@ -345,7 +345,7 @@ impl Http2Connection {
         }
     }
 
-    /// When it ends unless something happens.
+    /// Time at which the connection ends unless something happens.
     fn due_at(&self, state: &State) -> Moment {
         let pong_until = state.pong_until.unwrap_or(Moment::NEVER);
         if !state.streams.is_empty() || state.age.requests == 0 {
@@ -358,11 +358,11 @@ impl Http2Connection {
             None if self.is_kept.get() && self.is_usable(state) => Moment::NEVER,
             _ => Moment::from_nanos(0),
         };
-        // One that is suspected may turn out to be well.
+        // A suspected connection may recover.
         if state.pong_until.is_some() && !state.is_closing { pong_until } else { pong_until.min(idle_until) }
     }
 
-    /// Receives and deals with what has come.
+    /// Receives and handles data.
     fn receive(&self, transport: &Transport, input: &mut Buffer, context: &mut Context<'_>) -> Received {
         let mut events = 0;
         loop {
@@ -392,7 +392,7 @@ impl Http2Connection {
         }
     }
 
-    /// Deals with the first event of the input; false if more has to come for one.
+    /// Handles the first event of the input; false if more bytes are needed for one.
     fn handle_next(&self, input: &mut Buffer) -> Result<bool, Lost> {
         FIELDS.with_borrow_mut(|fields| {
             let handled = self.state.borrow_mut().codec.handle_input(input.readable(), fields);
@@ -513,13 +513,13 @@ impl Http2Connection {
     fn handle_reset(&self, stream: &Rc<Stream>, code: ErrorCode) {
         let is_refused = code == ErrorCode::REFUSED_STREAM && !stream.has_received();
         if is_refused {
-            // It has more than it wants, whatever its settings say.
+            // The server has more streams than it wants, regardless of its settings.
             let state = &mut *self.state.borrow_mut();
             state.streams_max = state.streams_max.min(state.streams.len().saturating_sub(1)).max(1);
         }
         let has_ended = stream.ended().is_some();
         if has_ended {
-            // The response is whole, and the server does not want the rest of the request.
+            // The response is complete, and the server does not want the rest of the request.
             stream.with(|own| {
                 own.is_given_up = true;
                 own.outgoing.clear();
@@ -548,13 +548,13 @@ impl Http2Connection {
         self.state.borrow().find(id).cloned()
     }
 
-    /// The server's side of a stream has ended.
+    /// Handles the end of a stream's server side.
     fn end(&self, stream: &Rc<Stream>, end: StreamEnd) {
         stream.end(end);
         self.state.borrow_mut().settle(stream, &self.news);
     }
 
-    /// There is nobody any more who would answer.
+    /// Handles the end of the connection.
     fn lose(&self, lost: &Lost) {
         let streams = {
             let state = &mut *self.state.borrow_mut();
@@ -567,24 +567,24 @@ impl Http2Connection {
         self.news.notify_all();
     }
 
-    /// Says that the connection ends, as far as that can be said without waiting.
+    /// Sends GOAWAY, as far as that is possible without waiting.
     fn say_goodbye(&self, transport: &Transport) {
         let state = &mut *self.state.borrow_mut();
         state.codec.shutdown();
         state.codec.poll_control(&mut state.frames);
         if state.output.is_empty() && !state.frames.is_empty() {
-            // A server that does not take it learns it from the end of the connection.
+            // Otherwise the server sees the end of the connection.
             let _ = transport.try_send_copy(&state.frames, true);
         }
     }
 }
 
 thread_local! {
-    /// Where heads and trailers are decoded, one after the other.
+    /// Buffer in which heads and trailers are decoded, one after the other.
     static FIELDS: RefCell<Fields> = RefCell::new(Fields::new());
 }
 
-/// A server is asked by us: it may do often what only a hostile client would do.
+/// The server only answers our requests, so it may often do things that in a client would be an attack.
 fn floods() -> FloodLimits {
     FloodLimits {
         resets: 100_000,
@@ -598,7 +598,7 @@ fn floods() -> FloodLimits {
     }
 }
 
-/// The task of a connection.
+/// Runs the task of a connection.
 async fn drive(connection: Rc<Http2Connection>, transport: Transport, counted: CountedConnection) {
     let ended = Ended(Rc::clone(&connection));
     let mut input = Buffer::new();
@@ -608,12 +608,12 @@ async fn drive(connection: Rc<Http2Connection>, transport: Transport, counted: C
     drop((transport, counted, ended));
 }
 
-/// However its task ends, its requests learn it.
+/// Guard that tells the requests of the end of the task.
 struct Ended(Rc<Http2Connection>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // After a panic there may be a borrow that never ends.
+        // After a panic the state may stay borrowed.
         if self.0.state.try_borrow_mut().is_ok_and(|state| !state.is_lost) {
             self.0.lose(&Lost::Closed);
         }
@@ -628,7 +628,7 @@ impl State {
         self.is_polled = true;
     }
 
-    /// Has the task of the connection run, unless that does.
+    /// Wakes the task of the connection, unless it is running.
     fn wake(&mut self) {
         if !self.is_polled
             && let Some(waker) = &self.waker
@@ -654,7 +654,7 @@ impl State {
         }
     }
 
-    /// Opens a stream's window further where it keeps its server waiting.
+    /// Enlarges a stream's window if it delays the server.
     fn grow_window(&mut self, stream: &Stream, taken: usize) {
         let windows = &mut self.windows;
         let grown = stream.with(|own| match &mut own.window {
@@ -670,7 +670,7 @@ impl State {
         }
     }
 
-    /// Forgets a stream, the one at this place.
+    /// Removes the stream at this index.
     fn forget(&mut self, place: usize) {
         if let Some(stream) = self.streams.remove(place)
             && let Some(window) = stream.with(|own| own.window.take())
@@ -679,7 +679,7 @@ impl State {
         }
     }
 
-    /// A stream may have something to send.
+    /// Schedules a stream that may have something to send.
     fn resume(&mut self, stream: &Rc<Stream>) {
         let was_listed = stream.with(|own| std::mem::replace(&mut own.is_listed, true));
         if !was_listed {
@@ -688,7 +688,7 @@ impl State {
         self.wake();
     }
 
-    /// Forgets a stream if neither side has anything more to say.
+    /// Removes a stream once both sides have ended.
     fn settle(&mut self, stream: &Rc<Stream>, news: &Notify) {
         if !stream.with(|own| own.is_over()) {
             return;
@@ -707,7 +707,7 @@ impl State {
         news.notify_all();
     }
 
-    /// The window of a stream was opened.
+    /// Schedules a stream whose window was opened.
     fn unblock(&mut self, id: StreamId) {
         if let Some(place) = self.blocked.iter().position(|&blocked| blocked == id) {
             self.blocked.swap_remove(place);
@@ -715,14 +715,14 @@ impl State {
         }
     }
 
-    /// The window of the connection was opened, or all of them may have been.
+    /// Schedules all streams after the connection's window, or all windows, may have been opened.
     fn unblock_all(&mut self) {
         for id in std::mem::take(&mut self.blocked) {
             self.scheduler.push(id, PRIORITY);
         }
     }
 
-    /// Builds frames and sends them, until there are none, or the socket takes no more.
+    /// Builds and sends frames, until there are none or the socket is full.
     fn write(&mut self, transport: &Transport, context: &mut Context<'_>) -> Written {
         loop {
             if self.build_frames().is_err() {
@@ -735,7 +735,7 @@ impl State {
         }
     }
 
-    /// Sends what was built.
+    /// Sends the frames that were built.
     fn send(&mut self, transport: &Transport, context: &mut Context<'_>) -> Written {
         self.codec.poll_control(&mut self.frames);
         if self.output.is_empty() && !self.frames.is_empty() {
@@ -766,7 +766,7 @@ impl State {
         Ok(())
     }
 
-    /// Builds a frame of a stream, which has its next turn when it may have more.
+    /// Builds a frame of a stream, and schedules it again if it may have more.
     fn build_frame(&mut self, stream: &Rc<Stream>) -> io::Result<()> {
         let id = stream.id;
         let has_more = stream.with(|own| -> io::Result<bool> {
@@ -801,7 +801,7 @@ impl State {
             let Some(trailers) = own.ending.take() else { return Ok(false) };
             let written = self.codec.write_trailers(id, &mut self.frames, |fields| {
                 for (name, value) in &trailers {
-                    // A field that cannot be written is left out.
+                    // A field that cannot be encoded is left out.
                     let _ = fields.field(name, value, gale_protocol::http2::hpack::Indexing::IfRepeated);
                 }
             });
@@ -813,7 +813,7 @@ impl State {
             stream.with(|own| own.is_listed = true);
             self.scheduler.push(id, PRIORITY);
         }
-        // Its request may have more to send, or has come to its end.
+        // The request may have more to send, or has ended.
         stream.wake();
         if stream.with(|own| own.is_over())
             && let Ok(place) = self.streams.binary_search_by_key(&id, |stream| stream.id)
@@ -825,7 +825,7 @@ impl State {
         Ok(())
     }
 
-    /// Moves the frames that were built behind what waits for the socket.
+    /// Moves the built frames behind the queued output.
     fn flush_frames(&mut self) -> io::Result<()> {
         self.output.append(&self.frames)?;
         self.frames.clear();
@@ -833,7 +833,7 @@ impl State {
     }
 }
 
-/// Copies the first bytes of what is to be sent.
+/// Copies the first bytes of the queued output.
 fn copy_to(from: &mut Output, count: usize, frames: &mut Vec<u8>) {
     let mut left = count;
     for chunk in from.chunks() {
@@ -848,7 +848,7 @@ fn copy_to(from: &mut Output, count: usize, frames: &mut Vec<u8>) {
 }
 
 impl Lost {
-    /// In nginx's words.
+    /// The reason, in nginx's words.
     pub fn text(&self) -> String {
         match self {
             Lost::Closed => "upstream prematurely closed connection".to_owned(),
@@ -861,7 +861,7 @@ impl Lost {
         }
     }
 
-    /// As the socket's.
+    /// The reason, as an error of the socket.
     pub fn error(&self) -> io::Error {
         match self {
             Lost::Failed(_, Some(code)) => io::Error::from_raw_os_error(*code),
@@ -877,7 +877,7 @@ fn fault_text(fault: ConnectionFault) -> String {
 }
 
 impl StreamEnd {
-    /// What is wrong with it, in nginx's words; nothing of a response that is complete.
+    /// The reason, in nginx's words; empty for a complete response.
     pub fn text(&self) -> String {
         match self {
             StreamEnd::Complete => String::new(),

@@ -1,9 +1,9 @@
-//! The connections to servers that speak HTTP/2 of one worker: one for each server, until that takes no more requests
-//! on it, then another one.
+//! The connections of one worker to servers that speak HTTP/2: one for each server, and a further one when that accepts
+//! no more requests.
 //!
-//! A connection that is being opened is waited for by all who could use it. Idle ones are kept as `keepalive` says; a
-//! group that keeps none has its connections end with their last request. They count as the worker's connections, and
-//! are given up when it has too many.
+//! All requests that could use a connection wait while it is being opened. Idle connections are kept as `keepalive`
+//! configures; without it, a connection ends with its last request. They count as connections of the worker, and idle
+//! ones are closed when it has too many.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
@@ -15,27 +15,27 @@ use gale_runtime::Notify;
 
 use super::connection::Http2Connection;
 
-/// Which connections may stand for each other.
+/// Identifies connections that are interchangeable.
 #[derive(Clone)]
 pub(in crate::upstream) struct Destination {
     key: PoolKey,
-    /// What the group keeps of idle ones.
+    /// The group's pool of idle connections.
     pub(super) pool: Option<Pool>,
 }
 
-/// What a worker knows of these connections.
+/// A worker's connections over HTTP/2.
 #[derive(Default)]
 struct Connections {
-    /// Those whose tasks run.
+    /// Connections with running tasks.
     open: Vec<Weak<Http2Connection>>,
     opening: Vec<(Destination, Rc<Outcome>)>,
-    /// How many there were.
+    /// Number of connections so far.
     count: u64,
-    /// What it can do without; `None` before there is anything.
+    /// The handle through which idle ones are given up; `None` before the first connection.
     dispensable: Option<Rc<Dispensable>>,
 }
 
-/// What comes of a connection that is being opened.
+/// Result of opening a connection.
 #[derive(Default)]
 pub(in crate::upstream) struct Outcome {
     ended: Rc<Notify>,
@@ -43,26 +43,26 @@ pub(in crate::upstream) struct Outcome {
 }
 
 impl Outcome {
-    /// Waits until it is known. True if there is no connection: whoever waits need not try the same.
+    /// Waits for the result. True if there is no connection: waiting requests need not try the same.
     pub async fn known(&self) -> bool {
         self.ended.notified().await;
         self.has_failed.get()
     }
 }
 
-/// What there is for a request.
+/// Result of a search for a connection.
 pub(in crate::upstream) enum Found {
     /// A connection with room.
     Room(Rc<Http2Connection>),
-    /// One whose server has not said yet how many requests it takes.
+    /// A connection whose server has not sent its settings yet.
     Beginning(Rc<Notify>),
-    /// One that is being opened.
+    /// A connection being opened.
     Opening(Rc<Outcome>),
-    /// None: whoever asked opens one.
+    /// None: the caller opens one.
     None(Opening),
 }
 
-/// A connection that is being opened; others wait for it.
+/// A connection being opened, which others wait for.
 pub(in crate::upstream) struct Opening {
     worker: Rc<Worker>,
     outcome: Rc<Outcome>,
@@ -70,7 +70,7 @@ pub(in crate::upstream) struct Opening {
 }
 
 impl Destination {
-    /// Where connections for this key belong, of a group that keeps idle ones in this pool.
+    /// The destination for this key, in a group with this pool of idle connections.
     pub fn new(key: PoolKey, pool: Option<&Pool>) -> Destination {
         let key = pool.map_or_else(|| key.clone(), |pool| pool.own_key(key.clone()));
         Destination { key, pool: pool.cloned() }
@@ -86,7 +86,7 @@ impl Destination {
     }
 }
 
-/// Looks for a connection for a request, other than the one of this number.
+/// Finds a connection for a request, other than the one with the number `avoided`.
 pub(in crate::upstream) fn find(worker: &Rc<Worker>, destination: &Destination, avoided: Option<u64>) -> Found {
     worker.with_note(|connections: &mut Connections| {
         connections.open.retain(|connection| connection.strong_count() > 0);
@@ -115,7 +115,7 @@ pub(in crate::upstream) fn find(worker: &Rc<Worker>, destination: &Destination, 
 }
 
 impl Opening {
-    /// It is open. Its server may send heads of so many bytes.
+    /// Begins HTTP/2 on the opened connection, with heads of at most `head_max` bytes.
     pub fn begin(self, transport: Transport, counted: CountedConnection, head_max: usize) -> Rc<Http2Connection> {
         let number = self.worker.with_note(|connections: &mut Connections| {
             connections.count += 1;
@@ -129,7 +129,7 @@ impl Opening {
         connection
     }
 
-    /// It cannot be opened, for reasons that hold for whoever waits for it, too.
+    /// Notes a failure that concerns all waiting requests.
     pub fn fail(self) {
         self.outcome.has_failed.set(true);
     }
@@ -145,7 +145,7 @@ impl Drop for Opening {
     }
 }
 
-/// A connection has become idle: whoever waits for one may have its place.
+/// Notes that a connection has become idle, so that its place can be given to others.
 pub(super) fn note_idle(worker: &Weak<Worker>, destination: &Destination) {
     if let Some(worker) = worker.upgrade() {
         close_surplus(&worker, destination);
@@ -153,7 +153,7 @@ pub(super) fn note_idle(worker: &Weak<Worker>, destination: &Destination) {
     }
 }
 
-/// Closes idle connections of a pool above what it keeps, those that have been idle for longest first.
+/// Closes surplus idle connections of a pool, those that have been idle longest first.
 fn close_surplus(worker: &Worker, destination: &Destination) {
     let Some(pool) = &destination.pool else { return };
     let mut idle = worker.with_note(|connections: &mut Connections| connections.idle());
@@ -170,7 +170,7 @@ impl Connections {
     }
 }
 
-/// The idle connections of a worker as something to be given up when it has too many connections.
+/// The idle connections of a worker, for closing when it has too many connections.
 struct Dispensable(Weak<Worker>);
 
 impl IdleConnections for Dispensable {
@@ -191,7 +191,7 @@ impl IdleConnections for Dispensable {
     }
 }
 
-/// Has a worker give up its idle connections if it must, from the first one on.
+/// Registers the idle connections of a worker for closing, with the first connection.
 fn register(worker: &Rc<Worker>) {
     let dispensable = worker.with_note(|connections: &mut Connections| {
         if connections.dispensable.is_some() {

@@ -1,4 +1,4 @@
-//! One request on a connection that it shares, and its response, as the rest of `upstream` sees it.
+//! One request on a shared connection, and its response, as a carrier of `answering`.
 
 use std::io;
 use std::rc::Rc;
@@ -20,26 +20,26 @@ use crate::upstream::record::Records;
 use crate::upstream::sending::{Piece, Pieces, SendError};
 use crate::upstream::settings::UpstreamSettings;
 
-/// Most of a body that came with the head which is taken at once, in bytes.
+/// Maximum number of bytes taken at once from a body that arrived with the head.
 const FIRST_BYTES: usize = 64 * 1024;
 
-/// See the file's head. When it is dropped, the server learns that nobody waits for the rest.
+/// A request on a shared connection. Dropping it resets the stream.
 pub(in crate::upstream) struct Shared {
     connection: Rc<Http2Connection>,
     stream: Rc<Stream>,
-    /// What is to be sent.
+    /// The rest of the request's body.
     pieces: Pieces,
     passes_trailers: bool,
-    /// What was taken of the body.
+    /// Bytes taken from the response's body.
     taken: Option<Bytes>,
-    /// Whoever wants the body says how much at once.
+    /// True once the caller asks for the body with a limit.
     is_asked_for: bool,
     timer: Timer,
     send_max: Duration,
     is_waiting: bool,
-    /// What had been sent when it began to wait.
+    /// Number of bytes sent when the wait began.
     sent_before: u64,
-    /// The connection had carried other requests.
+    /// True if the connection carried other requests before.
     pub is_reused: bool,
 }
 
@@ -76,22 +76,22 @@ impl Shared {
         self.connection.number
     }
 
-    /// What has been sent, in bytes.
+    /// Number of bytes sent.
     pub fn sent(&self) -> u64 {
         self.stream.sent()
     }
 
-    /// Something of the client's body was taken that nobody has any more.
+    /// True if a part of the client's body was consumed and is not kept, so that it cannot be sent again.
     pub fn has_taken_body(&self) -> bool {
         self.pieces.has_taken_body()
     }
 
-    /// Whether anything has come.
+    /// True if anything was received.
     pub fn has_received(&self) -> bool {
         self.stream.has_received()
     }
 
-    /// Sends on, and waits for the head.
+    /// Continues sending, and waits for the head.
     pub fn poll_head(
         &mut self,
         request: &Request,
@@ -136,7 +136,7 @@ impl Shared {
                 end => End::Malformed(Malformed(end.text())),
             }));
         }
-        // While the client still sends, a server may be silent.
+        // While the client is still sending, the read timeout does not run.
         if is_done && heading.silence.poll_expired(context).is_ready() {
             self.connection.suspect();
             return Poll::Ready(Err(End::Silent));
@@ -144,16 +144,16 @@ impl Shared {
         Poll::Pending
     }
 
-    /// Whether there is nothing more to send.
+    /// True if everything was sent.
     fn is_sent(&self) -> bool {
         self.pieces.is_over() && self.stream.with(|own| own.has_sent_all || own.is_given_up)
     }
 
-    /// Sends on: takes of the request's body as much as the server's windows allow, and a little more.
+    /// Continues sending: takes as much of the request's body as the server's windows allow, and a little more.
     pub fn poll_send(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         loop {
             if self.stream.with(|own| own.is_given_up) {
-                // The response is whole, or how it ended tells why.
+                // The response is complete, or its end gives the reason.
                 self.pieces.give_up();
             }
             if self.is_sent() {
@@ -172,7 +172,7 @@ impl Shared {
                 }
                 Poll::Pending if unsent > 0 => return self.poll_progress(context),
                 Poll::Pending => {
-                    // Whoever waits for the client does not wait for the server.
+                    // A wait for the client is none for the server.
                     self.is_waiting = false;
                     return Poll::Pending;
                 }
@@ -180,7 +180,7 @@ impl Shared {
         }
     }
 
-    /// The server's windows, or its socket, are waited for.
+    /// Waits for the server's windows or the socket.
     fn poll_progress(&mut self, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         let sent = self.stream.sent();
         if !std::mem::replace(&mut self.is_waiting, true) || sent != self.sent_before {
@@ -193,7 +193,7 @@ impl Shared {
         Poll::Ready(Err(SendError::TimedOut))
     }
 
-    /// The next part of the body, out of what was taken.
+    /// Returns the next part of the body, from the bytes taken.
     pub fn read_body(&mut self) -> Result<BodyRead, Malformed> {
         if !self.is_asked_for && self.taken.is_none() {
             self.take(FIRST_BYTES).map_err(|error| Malformed(error.to_string()))?;
@@ -208,7 +208,7 @@ impl Shared {
         }
     }
 
-    /// Takes at most `max` bytes of the body; 0 is its end.
+    /// Takes at most `max` bytes of the body; 0 means its end.
     pub fn poll_receive(&mut self, max: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.is_asked_for = true;
         self.take(max)?;
@@ -229,12 +229,12 @@ impl Shared {
         Ok(())
     }
 
-    /// The fields behind the body.
+    /// Takes the trailers.
     pub fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
         self.stream.with(|own| std::mem::take(&mut own.trailers))
     }
 
-    /// The server was silent for too long.
+    /// Notes a read timeout.
     pub fn note_silence(&self) {
         self.connection.suspect();
     }

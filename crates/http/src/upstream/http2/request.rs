@@ -1,4 +1,4 @@
-//! The head of a request as HTTP/2 has it, before a connection encodes it: each of them has a table of its own.
+//! The head of a request for HTTP/2 before it is encoded, which each connection does with a table of its own.
 
 use gale_protocol::Range32;
 use gale_protocol::http1::request_writer::Unwritable;
@@ -7,25 +7,25 @@ use gale_protocol::http2::{FieldsWriter, RequestLine, check_field};
 use gale_protocol::request::KnownHeader;
 use gale_runtime::Bytes;
 
-/// See the file's head. The default is one that has yet to be written.
+/// A request's head. The default is not written yet.
 #[derive(Default)]
 pub struct Http2Request {
-    /// All that the ranges refer to.
+    /// The text that the ranges refer to.
     text: Vec<u8>,
     method: Range32,
     authority: Range32,
     path: Range32,
     scheme: &'static str,
     fields: Vec<(Range32, Range32)>,
-    /// Whether the fields behind the client's body are passed on behind it.
+    /// True if the client's trailers are passed on.
     pub passes_trailers: bool,
 }
 
 impl Http2Request {
-    /// A head without fields.
+    /// Creates a head without fields.
     ///
     /// # Errors
-    /// A part of it would be read as something else.
+    /// A part would be read as something else.
     pub fn new(method: &[u8], scheme: &'static str, authority: &[u8], path: &[u8]) -> Result<Http2Request, Unwritable> {
         let mut text = Vec::with_capacity(512);
         let mut put = |part: &[u8]| {
@@ -47,7 +47,7 @@ impl Http2Request {
         Ok(request)
     }
 
-    /// Appends a field; capitals in its name are written small. One that HTTP/2 has not is left out (RFC 9113 §8.2.2).
+    /// Appends a field, with its name in lower case. A field that HTTP/2 does not allow is left out (RFC 9113 §8.2.2).
     ///
     /// # Errors
     /// It would be read as something else.
@@ -74,7 +74,7 @@ impl Http2Request {
         Ok(())
     }
 
-    /// Appends a field whose value `write` appends; none if that is nothing.
+    /// Appends a field with the value that `write` appends, unless that is empty.
     ///
     /// # Errors
     /// It would be read as something else.
@@ -84,7 +84,7 @@ impl Http2Request {
         if value.is_empty() { Ok(()) } else { self.push(name, &value) }
     }
 
-    /// What is asked for.
+    /// The path and query.
     pub fn path(&self) -> Bytes {
         Bytes::copy_from_slice(self.path.of(&self.text))
     }
@@ -102,7 +102,7 @@ impl Http2Request {
     pub(super) fn write(&self, fields: &mut FieldsWriter<'_>) {
         for (name, value) in &self.fields {
             let name = name.of(&self.text);
-            // They were looked at when they were pushed.
+            // They were checked when they were added.
             let _ = fields.field(name, value.of(&self.text), Indexing::of_request(name));
         }
     }

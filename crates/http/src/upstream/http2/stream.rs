@@ -1,4 +1,4 @@
-//! A stream: what a request and the task of its connection have in common.
+//! A stream: the state shared by a request and the task of its connection.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,84 +12,84 @@ use super::windows::Windows;
 use crate::request::response::FieldList;
 use crate::upstream::receiving::UpstreamHead;
 
-/// See the file's head.
+/// A stream, see the head of the file.
 pub(in crate::upstream) struct Stream {
     pub id: StreamId,
     state: RefCell<State>,
 }
 
-/// What is known of a stream.
+/// State of a stream.
 #[derive(Default)]
 pub(super) struct State {
-    /// The request's task.
+    /// Waker of the request's task.
     waker: Option<Waker>,
-    /// Heads that came and were not read.
+    /// Received heads that were not read.
     pub heads: VecDeque<Head>,
     incoming: Incoming,
     pub trailers: Vec<(Bytes, Bytes)>,
-    /// How the server's side has ended.
+    /// The end of the server's side.
     pub end: Option<StreamEnd>,
-    /// What is to be sent of the request's body.
+    /// Data of the request's body to send.
     pub outgoing: Output,
-    /// That is the rest of it, with these fields behind it.
+    /// Set at the end of the request's body, with its trailers.
     pub ending: Option<Vec<(Bytes, Bytes)>>,
-    /// The last frame was built.
+    /// True if the last frame was built.
     pub has_sent_all: bool,
-    /// Nothing more is sent.
+    /// True if nothing more is sent.
     pub is_given_up: bool,
-    /// It could send, or waits for a window.
+    /// True if it is scheduled, or waits for a window.
     pub is_listed: bool,
-    /// What was built of it, in bytes.
+    /// Number of bytes in frames that were built.
     pub sent: u64,
-    /// What came, in bytes.
+    /// Number of bytes received.
     pub received: u64,
-    /// How much more the server may send.
+    /// The server's window.
     pub window: Option<WindowGrowth>,
 }
 
-/// A head that came.
+/// A received head.
 pub(super) enum Head {
     Interim(u16, FieldList),
     Final(UpstreamHead),
 }
 
-/// How a server's side of a stream has ended.
+/// Reason for which the server's side of a stream has ended.
 #[derive(Clone, Debug)]
 pub(in crate::upstream) enum StreamEnd {
     /// The response is complete.
     Complete,
-    /// The server has not looked at the request: it may be sent again, whatever it asks for. (RFC 9113 §8.7)
+    /// The server has not processed the request, so it may be sent again, whatever its method. (RFC 9113 §8.7)
     Unprocessed,
-    /// The server has given it up.
+    /// The server has reset the stream.
     Reset(ErrorCode),
-    /// The server broke a rule.
+    /// A protocol error of the server.
     Fault(StreamFault),
     /// The connection has ended.
     Lost(Lost),
 }
 
-/// How a connection has ended.
+/// Reason for which a connection has ended.
 #[derive(Clone, Debug)]
 pub(in crate::upstream) enum Lost {
-    /// By the server's hand.
+    /// Closed by the server.
     Closed,
-    /// It has failed.
+    /// Failed.
     Failed(io::ErrorKind, Option<i32>),
-    /// The server broke a rule.
+    /// A protocol error of the server.
     Fault(ConnectionFault),
-    /// No memory for what comes.
+    /// No memory for received data.
     NoMemory,
 }
 
-/// What came of a response's body and was not taken.
+/// Received data of a response's body that was not taken.
 #[derive(Default)]
 struct Incoming {
     pieces: VecDeque<Bytes>,
-    /// Small ones behind those, together.
+    /// Small pieces behind the others, joined.
     tail: Buffer,
 }
 
-/// Data are moved instead of copied if there are so many.
+/// Minimum length of data that is moved and not copied.
 pub(super) const MOVED_MIN: usize = 2048;
 
 impl Incoming {
@@ -119,19 +119,19 @@ impl Incoming {
 }
 
 impl Stream {
-    /// A stream whose request has begun with a head of so many bytes, which is all of it or not.
+    /// Creates a stream whose request has begun with a head of `head_bytes`. `is_whole` is true if it has no body.
     pub fn new(id: StreamId, head_bytes: u64, is_whole: bool) -> Stream {
         let window = Some(Windows::begin(gale_runtime::now().as_nanos()));
         let state = State { sent: head_bytes, has_sent_all: is_whole, window, ..State::default() };
         Stream { id, state: RefCell::new(state) }
     }
 
-    /// Looks at what is known, or changes it.
+    /// Accesses the state.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         f(&mut self.state.borrow_mut())
     }
 
-    /// The request's task runs when something changes.
+    /// Registers the request's task to be woken at changes.
     pub(super) fn register(&self, context: &Context<'_>) {
         let state = &mut *self.state.borrow_mut();
         if state.waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
@@ -139,7 +139,7 @@ impl Stream {
         }
     }
 
-    /// Has the request's task run.
+    /// Wakes the request's task.
     pub(super) fn wake(&self) {
         let waker = self.state.borrow_mut().waker.take();
         if let Some(waker) = waker {
@@ -147,7 +147,7 @@ impl Stream {
         }
     }
 
-    /// The server's side has ended, unless it had before.
+    /// Ends the server's side, unless it has ended before.
     pub(super) fn end(&self, end: StreamEnd) {
         self.with(|state| {
             if !matches!(end, StreamEnd::Complete) {
@@ -159,24 +159,24 @@ impl Stream {
         self.wake();
     }
 
-    /// What was sent, in bytes.
+    /// Number of bytes sent.
     pub fn sent(&self) -> u64 {
         self.state.borrow().sent
     }
 
-    /// Whether anything has come.
+    /// True if anything was received.
     pub fn has_received(&self) -> bool {
         self.state.borrow().received > 0
     }
 
-    /// How the server's side has ended, if it has.
+    /// The end of the server's side, if it has ended.
     pub fn ended(&self) -> Option<StreamEnd> {
         self.state.borrow().end.clone()
     }
 }
 
 impl State {
-    /// Takes what came of the body, at the beginning of `input`.
+    /// Takes received data of the body from the beginning of `input`.
     pub fn receive(&mut self, input: &mut Buffer, length: usize) -> io::Result<()> {
         self.received += length as u64;
         if length >= MOVED_MIN {
@@ -189,17 +189,17 @@ impl State {
         Ok(())
     }
 
-    /// The next of the response's body, at most so many bytes.
+    /// Takes at most `max` bytes of the response's body.
     pub fn take(&mut self, max: usize) -> io::Result<Option<Bytes>> {
         self.incoming.take(max)
     }
 
-    /// Whether nothing of the body waits to be taken.
+    /// True if no data of the body waits to be taken.
     pub fn is_read(&self) -> bool {
         self.incoming.is_empty()
     }
 
-    /// Whether neither side has anything more to say.
+    /// True if both sides have ended.
     pub fn is_over(&self) -> bool {
         self.end.is_some() && (self.has_sent_all || self.is_given_up)
     }

@@ -1,44 +1,44 @@
-//! How much servers may send on a connection before clients take it: the windows of streams grow to the product of
-//! bandwidth and delay, out of an allowance of their connection.
+//! Flow control for data from servers: the windows of streams grow to the product of bandwidth and delay, within an
+//! allowance of their connection.
 //!
-//! Invariant: the connection's window has room for those of all streams together, so none keeps another one waiting.
+//! Invariant: the connection's window has room for the windows of all its streams, so no stream delays another one.
 
 use gale_protocol::http2::{RoundTrip, WindowGrowth};
 
-/// Most streams of a connection at once, whatever its server allows: their windows bound what it may send.
+/// Maximum number of streams of a connection, whatever its server allows: their windows bound the data that it may
+/// send.
 pub(super) const STREAMS_MAX: usize = 128;
 
-/// How much of a response a server may send before its client takes it, in bytes, until that turns out to be too
-/// little.
+/// Initial window of a stream, in bytes: data that a server may send before its client takes it.
 pub(super) const STREAM_WINDOW: u32 = 256 * 1024;
 
-/// The same for all streams together, before any has grown.
+/// Initial window of a connection, in bytes.
 pub(super) const CONNECTION_WINDOW: u32 = STREAM_WINDOW * STREAMS_MAX as u32;
 
-/// By how much the windows of all streams together grow, in bytes: eight at their largest. Only what clients take
-/// quickly has them grow, so there is little in them.
+/// Maximum growth of all windows of a connection together, in bytes: eight windows at their largest. They grow only for
+/// clients that take data quickly, so they hold little.
 const GROWN_MAX: u32 = 32 << 20;
 
 /// The windows of a connection.
 #[derive(Default)]
 pub(super) struct Windows {
-    /// By how much those of its streams have grown.
+    /// Growth of its streams' windows together.
     grown: u32,
     round_trip: RoundTrip,
-    /// A PING is to be sent, for the sake of that.
+    /// True if a PING is to be sent to measure the round trip.
     wants_ping: bool,
 }
 
 impl Windows {
-    /// A window as a stream begins with it.
+    /// The initial window of a stream.
     pub fn begin(now: u64) -> WindowGrowth {
         WindowGrowth::new(STREAM_WINDOW, now)
     }
 
-    /// So many bytes of a stream were taken. The sizes of its window and of the connection's, if they grow.
+    /// Notes that bytes of a stream were taken. Returns the new sizes of its window and the connection's if they grow.
     pub fn note_read(&mut self, growth: &mut WindowGrowth, count: usize, now: u64) -> Option<(u32, u32)> {
         let before = growth.window();
-        // It would double.
+        // The window would double.
         if self.grown + before > GROWN_MAX {
             return None;
         }
@@ -50,17 +50,17 @@ impl Windows {
         Some((window, CONNECTION_WINDOW + self.grown))
     }
 
-    /// A stream is gone, whose window was this.
+    /// Forgets the window of a stream that has ended.
     pub fn forget(&mut self, growth: WindowGrowth) {
         self.grown -= growth.window() - STREAM_WINDOW;
     }
 
-    /// Whether a PING with [`RoundTrip::PAYLOAD`] is to be sent now, so that it is known how long the way takes.
+    /// True if a PING with [`RoundTrip::PAYLOAD`] is to be sent now, to measure the round trip.
     pub fn take_ping(&mut self) -> bool {
         std::mem::take(&mut self.wants_ping)
     }
 
-    /// A PING is answered with this.
+    /// Notes the answer to a PING.
     pub fn note_answer_to_ping(&mut self, payload: [u8; 8], now: u64) {
         self.round_trip.note_answer(payload, now);
     }
@@ -70,17 +70,17 @@ impl Windows {
 mod tests {
     use super::*;
 
-    /// How long the way takes, in nanoseconds.
+    /// Round trip in nanoseconds.
     const FAR: u64 = 50_000_000;
 
-    /// Answers a PING, if there is one, so that the way takes that long.
+    /// Answers a pending PING after a round trip of this time.
     fn answer(windows: &mut Windows, now: u64, time: u64) {
         if windows.take_ping() {
             windows.note_answer_to_ping(RoundTrip::PAYLOAD, now + time);
         }
     }
 
-    /// Takes from a stream as quickly as can be, until its window grows no more; its size then.
+    /// Takes data from a stream at maximum speed until its window stops growing. Returns its size.
     fn take_all(windows: &mut Windows, growth: &mut WindowGrowth) -> u32 {
         let mut last = growth.window();
         for now in 0..64 {
