@@ -147,6 +147,7 @@ impl Fill {
         self.kept.load(Relaxed)
     }
 
+    /// Progress of the fill.
     pub fn stage(&self) -> Stage {
         self.state.lock().stage.clone()
     }

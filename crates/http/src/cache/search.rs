@@ -21,7 +21,7 @@ pub struct SearchKey {
 }
 
 impl SearchKey {
-    /// Creates a key of these parts; `None` if the query has a `#`, which servers interpret differently.
+    /// Creates a key of these parts; `None` if `before` or `query` has a `#`, which servers interpret differently.
     pub fn new(before: Vec<u8>, query: Vec<u8>, after: Vec<u8>) -> Option<SearchKey> {
         let is_plain = !before.contains(&b'#') && !query.contains(&b'#');
         is_plain.then_some(SearchKey { before, query, after })
