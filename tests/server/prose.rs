@@ -15,7 +15,7 @@ const LIMITS: &[(&str, [usize; 4])] = &[
     ("crates/check", [1, 1, 1, 1]),
     ("crates/config", [1, 1, 1, 1]),
     ("crates/engine", [1, 1, 1, 1]),
-    ("crates/http", [91, 158, 32, 34]),
+    ("crates/http", [32, 56, 12, 13]),
     ("crates/modules", [1, 1, 1, 1]),
     ("crates/process", [1, 1, 1, 1]),
     ("crates/protocol", [1, 1, 1, 1]),
