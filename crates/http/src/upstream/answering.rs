@@ -34,7 +34,7 @@ pub(super) struct Answering {
     pub is_authenticated: bool,
     /// Fields that are removed from trailers, too; `None` if trailers are not passed on.
     pub hidden_in_trailers: Option<Arc<HiddenFields>>,
-    /// True if another part reports the end of the attempt.
+    /// True once a tunnel has taken over, whose record ends the attempt.
     is_over: bool,
 }
 

@@ -59,8 +59,8 @@ impl Disk {
         result
     }
 
-    /// Notes that data was found in memory. If no call is waiting for the disk, it is then regarded as well: while all
-    /// data is in memory, no call could show that it answers.
+    /// Notes that data was found in memory. A silent disk for which no call waits then counts as answering again: while
+    /// all data is in memory, no call could show that it answers.
     pub fn note_tried(&self) {
         if self.silent_since.load(Relaxed) != 0
             && self.calls.load(Relaxed) == 0
