@@ -1,18 +1,18 @@
-//! Requests, and backends that answer each of them in one way.
+//! Requests, and backends that give every request the same kind of answer.
 
 use super::{Asked, Backend, Client, Response, Serving};
 
-/// A request for `target` of the server named so.
+/// Requests `target` with this `Host`.
 pub fn ask(client: &mut Client, host: &str, target: &str) -> Response {
     client.ask(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n"))
 }
 
-/// Sends one response with these fields, each with its line's end, and this body.
+/// Sends one response with these fields, each ending in CR LF, and this body.
 pub fn respond(client: &mut Client, fields: &str, body: &str) {
     client.send(format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: {}\r\n\r\n{body}", body.len()));
 }
 
-/// A backend that answers with the target that it was asked for.
+/// A backend that answers with the request's target.
 pub fn echo() -> Serving {
     Backend::tcp().serve(|asked, client| {
         respond(client, "", &asked.target);
@@ -20,7 +20,7 @@ pub fn echo() -> Serving {
     })
 }
 
-/// A backend that answers with all that it was asked: the request line, the fields, an empty line and the body.
+/// A backend that answers with the whole request: request line, fields, an empty line and the body.
 pub fn mirror() -> Serving {
     Backend::tcp().serve(|asked, client| {
         respond(client, "", &shown(asked));
@@ -48,13 +48,13 @@ pub fn scripted(answers: &'static [(&'static str, &'static str)]) -> Serving {
     })
 }
 
-/// All fields but those of every response.
+/// Fields of a response without those that every response has.
 pub fn own_fields(response: &Response) -> Vec<String> {
     let is_own = |name: &str| !["Server", "Date", "Connection"].contains(&name);
     response.headers.iter().filter(|(name, _)| is_own(name)).map(|(name, value)| format!("{name}: {value}")).collect()
 }
 
-/// A group, whose connections are used again.
+/// A group that keeps connections to its servers open.
 pub const KEEPALIVE: &str =
     "upstream u { server ADDRESS; } server { listen %UNIX%; location / { proxy_pass http://u; } }";
 

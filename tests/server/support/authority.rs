@@ -8,7 +8,6 @@ use rcgen::{
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-/// An authority.
 pub struct Authority {
     pub pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -25,7 +24,7 @@ impl Authority {
         Authority::with(name, |_| {})
     }
 
-    /// One whose certificate says something else.
+    /// An authority whose certificate differs by `change`.
     pub fn with(name: &str, change: impl FnOnce(&mut CertificateParams)) -> Authority {
         let key = KeyPair::generate().expect("a key");
         let mut params = authority_params(name);
@@ -41,7 +40,7 @@ impl Authority {
         params.self_signed(self.issuer.key()).expect("a certificate").pem()
     }
 
-    /// A list of revoked certificates on which none stands, in PEM.
+    /// An empty list of revoked certificates, in PEM.
     pub fn revocations(&self) -> String {
         let list = CertificateRevocationListParams {
             this_update: date_time_ymd(2001, 1, 1),
@@ -54,18 +53,18 @@ impl Authority {
         list.signed_by(&self.issuer).and_then(|list| list.pem()).expect("a list")
     }
 
-    /// A certificate for these names; the first one is its subject's.
+    /// Issues a certificate for these names; the first one is its subject.
     pub fn issue(&self, names: &[&str], algorithm: &'static SignatureAlgorithm) -> Pair {
         self.sign(params(names), KeyPair::generate_for(algorithm).expect("a key"))
     }
 
-    /// The certificate that these parameters describe.
+    /// Signs a certificate with these parameters.
     pub fn sign(&self, params: CertificateParams, key: KeyPair) -> Pair {
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
         Pair { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 
-    /// The certificate that a request asks for, in PEM.
+    /// Signs the certificate of a request; returns it in PEM.
     pub fn sign_request(&self, request: &CertificateSigningRequestParams) -> String {
         request.signed_by(&self.issuer).expect("a certificate").pem()
     }
@@ -79,7 +78,7 @@ impl Authority {
     }
 }
 
-/// What a certificate for these names says.
+/// Parameters of a certificate for these names.
 pub fn params(names: &[&str]) -> CertificateParams {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let mut params = CertificateParams::new(names.clone()).expect("names");
@@ -100,7 +99,7 @@ fn named(name: &str) -> DistinguishedName {
     names
 }
 
-/// The name in a certificate.
+/// `true` if this is the certificate of the pair.
 pub fn is_for(certificate: &CertificateDer<'_>, pair: &Pair) -> bool {
     CertificateDer::from_pem_slice(pair.certificate.as_bytes()).expect("PEM") == *certificate
 }

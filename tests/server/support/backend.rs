@@ -1,4 +1,4 @@
-//! A server behind the server: a test accepts its connections and plays it by hand, or threads answer what is asked.
+//! An upstream server: a test accepts its connections and answers by hand, or threads answer every request.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::client::Client;
 use super::{DEADLINE, directory};
 
-/// A listening socket, by its address in a configuration.
+/// A listening socket and its address as written in a configuration.
 pub struct Backend {
     listener: Listener,
     address: String,
@@ -24,16 +24,16 @@ enum Listener {
     Unix(UnixListener),
 }
 
-/// A request as it came. Its parser trusts nothing: a request that is not framed in one way only fails the test.
+/// A request as received. The parser is strict: ambiguous framing fails the test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     pub method: String,
     pub target: String,
     pub version: String,
-    /// In order, names as they were sent.
+    /// Header fields in order; names as they were sent.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// The fields behind a chunked body.
+    /// Trailer fields of a chunked body.
     pub trailers: Vec<(String, String)>,
 }
 
@@ -54,32 +54,32 @@ struct Shared {
 }
 
 impl Backend {
-    /// On a free port of this machine.
+    /// Listens at a free port of 127.0.0.1.
     pub fn tcp() -> Backend {
         Backend::tcp_at("127.0.0.1")
     }
 
-    /// On a free port of this address.
+    /// Listens at a free port of this address.
     pub fn tcp_at(ip: &str) -> Backend {
         let listener = TcpListener::bind((ip, 0)).expect("a free port");
         let address = listener.local_addr().expect("an address").to_string();
         Backend { listener: Listener::Tcp(listener), address }
     }
 
-    /// On a Unix socket that is not there yet.
+    /// Listens at a new Unix socket.
     pub fn unix(path: &Path) -> Backend {
         let listener = UnixListener::bind(path).expect("a socket");
-        // The worker may be somebody else.
+        // The worker may run as another user.
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).expect("ours");
         Backend { listener: Listener::Unix(listener), address: format!("unix:{}", path.display()) }
     }
 
-    /// As `proxy_pass http://` wants it.
+    /// Address in the form that `proxy_pass http://` takes.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The next connection.
+    /// Accepts the next connection.
     #[track_caller]
     pub fn accept(&self) -> Client {
         let is_there = directory::wait_readable_any(self, None::<&TcpListener>, Instant::now() + DEADLINE);
@@ -87,7 +87,7 @@ impl Backend {
         self.accept_now()
     }
 
-    /// The same over TCP, for what is spoken above it.
+    /// Accepts the next TCP connection, for a protocol above it.
     #[track_caller]
     pub fn accept_tcp(&self) -> TcpStream {
         let is_there = directory::wait_readable_any(self, None::<&TcpListener>, Instant::now() + DEADLINE);
@@ -99,7 +99,7 @@ impl Backend {
         stream
     }
 
-    /// Whether nobody has connected by now.
+    /// `true` if no connection waits to be accepted.
     pub fn is_idle(&self) -> bool {
         !directory::is_readable(self)
     }
@@ -116,7 +116,7 @@ impl Backend {
         })
     }
 
-    /// Has threads answer, one for each connection, until `answer` says that the connection is to end.
+    /// Answers each connection in a thread of its own, until `answer` returns that the connection is to end.
     pub fn serve(self, answer: impl Fn(&Asked, &mut Client) -> bool + Send + Sync + 'static) -> Serving {
         let (shared, address, answer) = (Arc::<Shared>::default(), self.address.clone(), Arc::new(answer));
         let socket = self.as_fd().try_clone_to_owned().expect("a descriptor");
@@ -144,7 +144,7 @@ impl Backend {
         Serving { address, socket, shared, thread: Some(thread) }
     }
 
-    /// However long it takes; `None` when the socket is shut down.
+    /// Accepts a connection without a deadline; `None` when the socket is shut down.
     fn accept_or_end(&self) -> Option<Client> {
         loop {
             match self.try_accept() {
@@ -174,12 +174,12 @@ impl Serving {
         lock(&self.shared.asked).clone()
     }
 
-    /// How many connections were made.
+    /// Number of connections accepted so far.
     pub fn connection_count(&self) -> usize {
         lock(&self.shared.connections).len()
     }
 
-    /// Closes every connection and listens no longer, as a process that is killed.
+    /// Closes every connection and the listening socket, as a killed process does.
     pub fn kill(mut self) {
         self.end();
     }
@@ -203,7 +203,7 @@ impl Drop for Serving {
 }
 
 impl Asked {
-    /// The field of this name, which may be there once at most.
+    /// Value of the field with this name, which may occur at most once.
     #[track_caller]
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.iter().filter(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value);
@@ -212,7 +212,7 @@ impl Asked {
         first.map(String::as_str)
     }
 
-    /// The fields, one a line, `Name: value`.
+    /// The fields as lines of the form `Name: value`.
     pub fn fields(&self) -> String {
         self.headers.iter().map(|(name, value)| format!("{name}: {value}\n")).collect()
     }
@@ -224,13 +224,13 @@ impl Asked {
 }
 
 impl Client {
-    /// The next request on a connection that was accepted.
+    /// Reads the next request on an accepted connection.
     #[track_caller]
     pub fn request(&mut self) -> Asked {
         self.request_or_end().expect("a request and not the end of the connection")
     }
 
-    /// The next request; `None` when the connection ends instead.
+    /// Reads the next request; `None` when the connection ends instead.
     #[track_caller]
     pub fn request_or_end(&mut self) -> Option<Asked> {
         let mut asked = self.request_head_or_end()?;
@@ -250,7 +250,7 @@ impl Client {
         Some(asked)
     }
 
-    /// The head of the next request; the body is left to the caller.
+    /// Reads the head of the next request and leaves the body to the caller.
     #[track_caller]
     pub fn request_head(&mut self) -> Asked {
         self.request_head_or_end().expect("a request and not the end of the connection")

@@ -1,4 +1,4 @@
-//! Chromium, where it is installed: what a page has become in it.
+//! Chromium, where it is installed: the state of a page after its scripts have run.
 
 use std::io::Read;
 use std::path::Path;
@@ -7,14 +7,14 @@ use std::sync::mpsc;
 
 use super::{DEADLINE, Directory};
 
-/// One that works: what is installed under a browser's name may only tell where to get one.
+/// Path of a working browser. A package may install a stub that only says where to get the browser.
 pub fn browser() -> Option<&'static Path> {
     let paths = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
     let shows_a_page = |path: &&Path| look(path, "about:blank", &[]).is_ok_and(|(page, _)| page.contains("<html"));
     paths.into_iter().map(Path::new).filter(|path| path.exists()).find(shows_a_page)
 }
 
-/// The page as it is after some time, and what was said on the console; or what the browser does instead.
+/// Returns the page after some time and the console's messages, or the browser's own error.
 pub fn look(browser: &Path, url: &str, options: &[&str]) -> Result<(String, String), String> {
     let directory = Directory::new();
     let mut child = Command::new(browser)
@@ -42,7 +42,7 @@ pub fn look(browser: &Path, url: &str, options: &[&str]) -> Result<(String, Stri
     std::thread::spawn(move || {
         let mut page = Vec::new();
         let read = stdout.read_to_end(&mut page).map(|_| String::from_utf8_lossy(&page).into_owned());
-        // Nobody hears it any more if the browser hung.
+        // The receiver is gone if the browser hung.
         let _ = sender.send(read);
     });
     let page = receiver.recv_timeout(DEADLINE);

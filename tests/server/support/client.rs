@@ -1,6 +1,6 @@
-//! A connection to the server: bytes in, parsed responses out.
+//! A connection to the server: sends bytes, returns parsed responses.
 //!
-//! The parser trusts nothing: a response that is not well formed fails the test.
+//! The parser is strict: a malformed response fails the test.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -10,17 +10,16 @@ use std::path::Path;
 
 use super::DEADLINE;
 
-/// Longest response that a test may read, in bytes: a server gone wild must not fill the memory.
+/// Longest response that a test may read, in bytes: a faulty server must not fill the memory.
 const RESPONSE_MAX: usize = 256 << 20;
 
-/// An open connection.
 pub struct Client {
     stream: Stream,
-    /// What has arrived and was not taken yet.
+    /// Bytes received and not yet taken.
     buffer: Vec<u8>,
     at_end: bool,
     was_reset: bool,
-    /// All that has arrived, if somebody wants to know.
+    /// All bytes received, if the test has asked for a record.
     record: Vec<u8>,
     is_recording: bool,
 }
@@ -28,26 +27,26 @@ pub struct Client {
 enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
-    /// Something above one of them: TLS.
+    /// A stream above a socket: TLS.
     Above(Box<dyn Bytes>),
 }
 
-/// What bytes go through, both ways.
+/// A stream of bytes in both directions.
 pub trait Bytes: Read + Write + Send {}
 
 impl<T: Read + Write + Send> Bytes for T {}
 
-/// A response, its body put together.
+/// A response with its complete body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
     /// `HTTP/1.1`
     pub version: String,
     pub reason: String,
-    /// In order, names as they were sent.
+    /// Header fields in order; names as they were sent.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// The header fields after a chunked body.
+    /// Trailer fields of a chunked body.
     pub trailers: Vec<(String, String)>,
 }
 
@@ -57,7 +56,7 @@ impl Client {
         Client::of(UnixStream::connect(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
     }
 
-    /// A connection that was made in another way.
+    /// A client on a connection that is already open.
     #[track_caller]
     pub fn of(stream: UnixStream) -> Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
@@ -70,7 +69,7 @@ impl Client {
         Client { stream, buffer, at_end: false, was_reset: false, record, is_recording: false }
     }
 
-    /// Above a connection that was made in another way.
+    /// A client above a stream that is already open.
     pub fn above(stream: impl Bytes + 'static) -> Client {
         Client::on(Stream::Above(Box::new(stream)))
     }
@@ -80,7 +79,7 @@ impl Client {
         Client::of_tcp(TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}")))
     }
 
-    /// A connection over TCP that was made in another way.
+    /// A client on a TCP connection that is already open.
     #[track_caller]
     pub fn of_tcp(stream: TcpStream) -> Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
@@ -89,13 +88,13 @@ impl Client {
         Client::on(Stream::Tcp(stream))
     }
 
-    /// A connection whose receive buffer is small, so that whoever sends much to it can do so in small pieces only.
+    /// A connection whose receive buffer is small, so that the server can only send small pieces.
     #[track_caller]
     pub fn tcp_with_small_buffer(address: SocketAddr) -> Client {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
         let socket =
             socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a socket");
-        // Before it connects: that is when the window is agreed upon. The kernel takes no less than it needs.
+        // Set before connecting, because the window is negotiated then. The kernel raises the value to its minimum.
         sockopt::set_socket_recv_buffer_size(&socket, 1).expect("an option");
         connect(&socket, &address).unwrap_or_else(|error| panic!("{address}: {error}"));
         let stream = TcpStream::from(socket);
@@ -104,7 +103,7 @@ impl Client {
         Client::on(Stream::Tcp(stream))
     }
 
-    /// Sends as many of these bytes as the sockets take without waiting, and returns how many that were.
+    /// Sends as many of these bytes as the socket takes without blocking, and returns their number.
     #[track_caller]
     pub fn send_some(&mut self, bytes: &[u8]) -> usize {
         use rustix::net::{SendFlags, send};
@@ -121,7 +120,6 @@ impl Client {
         }
     }
 
-    /// Sends these bytes.
     #[track_caller]
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.try_send(bytes).expect("sent");
@@ -146,7 +144,7 @@ impl Client {
         Client::on(stream)
     }
 
-    /// Says that nothing more will be sent.
+    /// Shuts down the sending direction.
     pub fn finish_sending(&self) {
         let _ = match &self.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
@@ -155,7 +153,7 @@ impl Client {
         };
     }
 
-    /// `GET path`; the connection stays open.
+    /// Sends `GET path`; the connection stays open.
     #[track_caller]
     pub fn get(&mut self, path: &str) -> Response {
         self.ask(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"))
@@ -169,13 +167,13 @@ impl Client {
         if request.starts_with(b"HEAD ") { self.response_to_head() } else { self.response() }
     }
 
-    /// The next response; one with status 1xx counts as a response of its own.
+    /// Reads the next response; one with status 1xx counts as a response of its own.
     #[track_caller]
     pub fn response(&mut self) -> Response {
         self.read_response(false)
     }
 
-    /// The next response, which answers a HEAD and has no body.
+    /// Reads the next response to a HEAD request, which has no body.
     #[track_caller]
     pub fn response_to_head(&mut self) -> Response {
         self.read_response(true)
@@ -198,7 +196,7 @@ impl Client {
         response
     }
 
-    /// The head of the next response; the body is left to the caller.
+    /// Reads the head of the next response and leaves the body to the caller.
     #[track_caller]
     pub fn head(&mut self) -> Response {
         let line = self.take_line();
@@ -213,7 +211,7 @@ impl Client {
         Response { status, version, reason, headers, body: Vec::new(), trailers: Vec::new() }
     }
 
-    /// Header fields up to the empty line behind them.
+    /// Reads header fields up to and including the empty line.
     #[track_caller]
     pub fn take_fields(&mut self) -> Vec<(String, String)> {
         let mut fields = Vec::new();
@@ -235,7 +233,7 @@ impl Client {
         response.trailers = self.take_fields();
     }
 
-    /// The next chunk of a body; `None` is the last one, behind which the trailers stand.
+    /// Reads the next chunk of a body; `None` is the last chunk, which the trailers follow.
     #[track_caller]
     pub fn chunk(&mut self) -> Option<Vec<u8>> {
         let line = self.take_line();
@@ -249,14 +247,14 @@ impl Client {
         Some(data)
     }
 
-    /// The head of the next response, and the first chunk of its body.
+    /// Reads the head of the next response and the first chunk of its body.
     #[track_caller]
     pub fn chunk_after_head(&mut self) -> Option<Vec<u8>> {
         self.head();
         self.chunk()
     }
 
-    /// The next line, without its CR LF.
+    /// Reads the next line, without its CR LF.
     #[track_caller]
     pub fn take_line(&mut self) -> String {
         let mut searched = 0;
@@ -272,7 +270,7 @@ impl Client {
         }
     }
 
-    /// The next `length` bytes.
+    /// Reads the next `length` bytes.
     #[track_caller]
     pub fn take(&mut self, length: usize) -> Vec<u8> {
         while self.buffer.len() < length {
@@ -282,7 +280,7 @@ impl Client {
         self.buffer.drain(..length).collect()
     }
 
-    /// Waits until there is something to read, and leaves it where it is.
+    /// Waits until bytes can be read, and reads none.
     #[track_caller]
     pub fn wait_readable(&self) {
         let mut byte = [0];
@@ -294,17 +292,17 @@ impl Client {
         peeked.expect("something in time");
     }
 
-    /// From now on all that arrives is kept for [`Client::record`].
+    /// Keeps all bytes received from now on for [`Client::record`].
     pub fn keep_record(&mut self) {
         self.is_recording = true;
     }
 
-    /// All that has arrived.
+    /// All bytes received since [`Client::keep_record`].
     pub fn record(&self) -> &[u8] {
         &self.record
     }
 
-    /// Waits for more: whether the server closes the connection instead.
+    /// Waits for more bytes; `true` if the server closes the connection instead.
     #[track_caller]
     pub fn is_at_end(&mut self) -> bool {
         while self.buffer.is_empty() && !self.at_end {
@@ -313,7 +311,7 @@ impl Client {
         self.buffer.is_empty()
     }
 
-    /// What arrives next; nothing when the server closes the connection instead.
+    /// Reads the next bytes; empty when the server closes the connection instead.
     #[track_caller]
     pub fn read_some_or_end(&mut self) -> Vec<u8> {
         if self.buffer.is_empty() && !self.at_end {
@@ -322,7 +320,7 @@ impl Client {
         std::mem::take(&mut self.buffer)
     }
 
-    /// Everything until the server closes the connection.
+    /// Reads until the server closes the connection.
     #[track_caller]
     pub fn read_to_end(&mut self) -> Vec<u8> {
         while !self.at_end {
@@ -331,21 +329,21 @@ impl Client {
         std::mem::take(&mut self.buffer)
     }
 
-    /// The server closes the connection, and sends nothing more before.
+    /// Asserts that the server closes the connection without sending anything more.
     #[track_caller]
     pub fn assert_closed(&mut self) {
         let rest = self.read_to_end();
         assert!(rest.is_empty(), "more than expected: {:?}", String::from_utf8_lossy(&rest));
     }
 
-    /// Reads what comes next, if only to throw it away; `false` when the connection has ended.
+    /// Reads and discards the next bytes; `false` when the connection has ended.
     pub fn take_some(&mut self) -> bool {
         self.fill();
         self.buffer.clear();
         !self.at_end
     }
 
-    /// Whether the server has closed the connection by now, without waiting for it.
+    /// `true` if the server has closed the connection; does not wait.
     pub fn is_closed(&self) -> bool {
         let mut byte = [0];
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
@@ -357,7 +355,7 @@ impl Client {
         matches!(peeked, Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET))
     }
 
-    /// Waits until the server has given the connection up altogether, and does not even read any more.
+    /// Waits until the server has closed the connection in both directions.
     #[track_caller]
     pub fn wait_hung_up(&self) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -371,7 +369,7 @@ impl Client {
         assert_eq!(polled, Ok(1), "still there");
     }
 
-    /// Ends both directions, also for other handles on the connection.
+    /// Shuts down both directions, also for other handles on the connection.
     pub fn close_both(&self) {
         let _ = match &self.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
@@ -380,43 +378,43 @@ impl Client {
         };
     }
 
-    /// Whether the connection that has ended was reset and not closed.
+    /// `true` if the connection was reset and not closed.
     pub fn was_reset(&self) -> bool {
         self.was_reset
     }
 
-    /// Our own address over TCP.
+    /// The client's TCP address.
     #[track_caller]
     pub fn local_address(&self) -> SocketAddr {
         let Stream::Tcp(stream) = &self.stream else { panic!("not over TCP") };
         stream.local_addr().expect("an address")
     }
 
-    /// The other end's address over TCP.
+    /// The peer's TCP address.
     #[track_caller]
     pub fn remote_address(&self) -> SocketAddr {
         let Stream::Tcp(stream) = &self.stream else { panic!("not over TCP") };
         stream.peer_addr().expect("an address")
     }
 
-    /// How many packets with data have come over TCP.
+    /// Number of TCP segments with data received.
     #[track_caller]
     pub fn packets_received(&self) -> u32 {
-        /// Where `tcpi_data_segs_in` stands in `struct tcp_info` (linux/tcp.h), of which the C library knows the
+        /// Index of `tcpi_data_segs_in` in `struct tcp_info` (linux/tcp.h), of which the C library only knows the
         /// beginning.
         const DATA_SEGS_IN: usize = 152 / size_of::<u32>();
         let Stream::Tcp(stream) = &self.stream else { panic!("not over TCP") };
         let mut info = [0u32; DATA_SEGS_IN + 1];
         let mut length = size_of_val(&info) as libc::socklen_t;
         let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
-        // SAFETY: the kernel writes as many bytes as `length` says, which are there, and any bytes make integers.
+        // SAFETY: the kernel writes at most `length` bytes, which the buffer has, and any bytes are valid integers.
         let result =
             unsafe { libc::getsockopt(stream.as_raw_fd(), level, name, info.as_mut_ptr().cast(), &raw mut length) };
         assert_eq!((result, length as usize), (0, size_of_val(&info)), "the kernel tells");
         info[DATA_SEGS_IN]
     }
 
-    /// Receives one byte more, and leaves the rest to the kernel.
+    /// Receives one more byte and leaves the rest in the kernel.
     #[track_caller]
     pub fn receive_byte(&mut self) {
         self.fill_with(&mut [0]);
@@ -435,7 +433,7 @@ impl Client {
                 Stream::Unix(stream) => stream.read(bytes),
                 Stream::Above(stream) => stream.read(bytes),
             };
-            // A signal to the test program says nothing about the server.
+            // A signal to the test program does not concern the server.
             if !read.as_ref().is_err_and(|error| error.kind() == ErrorKind::Interrupted) {
                 break read;
             }
@@ -448,7 +446,7 @@ impl Client {
                     self.record.extend_from_slice(&bytes[..length]);
                 }
             }
-            // What has arrived before a reset has been read.
+            // The bytes that arrived before the reset have been read.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => (self.at_end, self.was_reset) = (true, true),
             Err(error) => panic!("nothing in time ({error}) after {:?}", String::from_utf8_lossy(&self.buffer)),
         }
@@ -457,7 +455,7 @@ impl Client {
 }
 
 impl Response {
-    /// The header field of this name, which may be there once at most.
+    /// Value of the header field with this name, which may occur at most once.
     #[track_caller]
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.iter().filter(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value);

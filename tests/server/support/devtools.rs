@@ -1,4 +1,4 @@
-//! A browser that does what a test says: Chromium's DevTools protocol over a pair of pipes.
+//! A browser controlled by a test: Chromium's DevTools protocol over a pair of pipes.
 //! <https://chromedevtools.github.io/devtools-protocol/>
 
 use std::io::{BufRead, BufReader, Write};
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use crate::support::Directory;
 
-/// Only ends a test that hangs.
+/// Ends a test that hangs.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A page in a browser, which ends with it.
+/// A page in a browser, which is closed with it.
 pub struct Page {
     child: Child,
     commands: ChildStdin,
-    /// Messages, as they come.
+    /// Messages in the order of their arrival.
     messages: Receiver<Value>,
     session: String,
     commands_sent: u64,
@@ -26,10 +26,10 @@ pub struct Page {
 }
 
 impl Page {
-    /// Opens a page of this size. Errors: the browser does not work.
+    /// Opens this URL in a browser. Fails if the browser does not work.
     pub fn open(browser: &Path, url: &str) -> Result<Page, String> {
         let directory = Directory::new();
-        // It reads commands from descriptor 3, and answers on 4.
+        // The browser reads commands from descriptor 3 and answers on 4.
         let mut child = Command::new("sh")
             .args(["-c", "exec \"$0\" \"$@\" 3<&0 4>&1 </dev/null >/dev/null"])
             .arg(browser)
@@ -66,7 +66,7 @@ impl Page {
         Ok(page)
     }
 
-    /// Has the browser do something, and returns its answer.
+    /// Calls a method of the protocol and returns its result.
     #[track_caller]
     pub fn call(&mut self, method: &str, parameters: &Value) -> Value {
         self.try_call(method, parameters).unwrap_or_else(|error| panic!("{method}: {error}"))
@@ -81,7 +81,7 @@ impl Page {
         let sent = self.commands.write_all(format!("{command}\0").as_bytes());
         sent.map_err(|error| format!("{error}: {}", self.directory.read("console")))?;
         loop {
-            // The others are events, of which nothing is expected.
+            // Events are ignored.
             let message = self.messages.recv_timeout(DEADLINE);
             let message = message.map_err(|_| format!("no answer: {}", self.directory.read("console")))?;
             if message["id"] == self.commands_sent {
@@ -93,7 +93,7 @@ impl Page {
         }
     }
 
-    /// The value of an expression in the page. A promise is waited for.
+    /// Evaluates an expression in the page; a promise is awaited.
     #[track_caller]
     pub fn evaluate(&mut self, expression: &str) -> Value {
         let parameters = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
@@ -102,7 +102,7 @@ impl Page {
         answer["result"]["value"].clone()
     }
 
-    /// Waits until an expression is true: it is looked at with every frame.
+    /// Waits until an expression is true; it is evaluated with every frame.
     #[track_caller]
     pub fn wait_until(&mut self, expression: &str) {
         self.evaluate(&format!(
@@ -113,7 +113,7 @@ impl Page {
         ));
     }
 
-    /// Presses a key and lets it go. `text` is what it writes, if it does.
+    /// Presses and releases a key. `text` is the text that the key enters, if any.
     #[track_caller]
     pub fn press(&mut self, key: &str, code: u32, text: &str) {
         let event = |kind: &str| {
@@ -127,7 +127,7 @@ impl Page {
         self.call("Input.dispatchKeyEvent", &event("keyUp"));
     }
 
-    /// Goes on with Tab until what has the focus has this name.
+    /// Presses Tab until the focused element has this label.
     #[track_caller]
     pub fn tab_to(&mut self, label: &str) {
         const STEPS_MAX: usize = 200;

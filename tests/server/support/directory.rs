@@ -1,4 +1,4 @@
-//! A directory of a test's own: files, the service manager's socket, addresses, and a watch on what is written.
+//! A directory for one test: files, the service manager's socket, addresses, and a watch for changes.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,13 +14,13 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use super::DEADLINE;
 use super::crowds::raise_descriptor_limit;
 
-/// How many addresses each directory has.
+/// Number of addresses of each directory.
 const ADDRESSES: u32 = 3;
-/// The first port; with [`DIRECTORIES_OF_HOST`] directories the last is below 32768, where the kernel's own choice
-/// begins.
+/// First port. With [`DIRECTORIES_OF_HOST`] directories the last port is below 32768, where the kernel's range of
+/// ephemeral ports begins.
 const PORT_FIRST: u32 = 10_000;
 const DIRECTORIES_OF_HOST: u32 = 7_000;
-/// The host addresses of this process: its number, which has 22 bits, in 127.64.0.0/10, 127.128.0.0/10 and
+/// Host addresses of this process: its process number, which has 22 bits, within 127.64.0.0/10, 127.128.0.0/10 and
 /// 127.192.0.0/10.
 const HOSTS: [u32; 3] = [0x7f40_0000, 0x7f80_0000, 0x7fc0_0000];
 
@@ -37,7 +37,7 @@ impl Directory {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         raise_descriptor_limit();
         let path = std::env::temp_dir().join(format!("gale-test-{}-{number}", std::process::id()));
-        // A process that had our number may have been killed before it could clean up.
+        // A killed process with the same number may have left its directory behind.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).expect("a directory");
         // Shared with a worker or a server that runs as another user.
@@ -50,7 +50,7 @@ impl Directory {
         &self.path
     }
 
-    /// The address that stands for `%TCP%` (1), `%TCP2%` or `%TCP3%`.
+    /// The address behind `%TCP%` (1), `%TCP2%` or `%TCP3%`.
     pub fn address(&self, number: usize) -> SocketAddr {
         let number = u32::try_from(number - 1).ok().filter(|&number| number < ADDRESSES).expect("one of three");
         let host = HOSTS.get((self.number / DIRECTORIES_OF_HOST) as usize).expect("addresses for so many directories");
@@ -59,7 +59,7 @@ impl Directory {
         SocketAddr::from((host, u16::try_from(port).expect("below 32768")))
     }
 
-    /// `text` with this directory's names and addresses.
+    /// `text` with the placeholders replaced by this directory's names and addresses.
     pub fn replaced(&self, text: &str) -> String {
         let directory = self.path.to_str().expect("a path of text");
         text.replace("%DIR%", directory)
@@ -70,7 +70,7 @@ impl Directory {
             .replace("%PORT%", &self.address(1).port().to_string())
     }
 
-    /// Writes a file; directories on the way are made.
+    /// Writes a file and creates its parent directories.
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
         let path = self.path.join(name);
         fs::create_dir_all(path.parent().expect("below our directory")).expect("directories");
@@ -90,7 +90,7 @@ impl Directory {
         fs::read(self.path.join(name)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Where the server tells how far it is.
+    /// Socket to which the server sends its state (`NOTIFY_SOCKET`).
     pub fn notify_socket(&self) -> UnixDatagram {
         let path = self.path.join("notify");
         let socket = UnixDatagram::bind(&path).expect("a socket");
@@ -105,7 +105,7 @@ impl Directory {
         let mut found = None;
         self.wait_until(&format!("a line with \"{text}\" in {name}"), |directory| {
             let contents = directory.try_read(name).unwrap_or_default();
-            // A line is whole when it has ended.
+            // A line counts once its line feed is written.
             let whole = contents.rfind('\n').map_or("", |end| &contents[..end]);
             found = whole.lines().find(|line| line.contains(text)).map(str::to_owned);
             found.is_some()
@@ -113,12 +113,12 @@ impl Directory {
         found.expect("waited for")
     }
 
-    /// Waits until something is true that can only become true when a file of the directory changes.
+    /// Waits for a condition that can only become true when a file of the directory changes.
     #[track_caller]
     pub fn wait_until(&self, what: &str, mut is_true: impl FnMut(&Directory) -> bool) {
         let end = Instant::now() + DEADLINE;
         loop {
-            // Cleared before the look: what changes after it is reported again.
+            // Cleared before the check: a later change is reported again.
             self.watch.clear();
             if is_true(self) {
                 return;
@@ -135,7 +135,7 @@ impl Drop for Directory {
     }
 }
 
-/// Notices what is written, created, renamed and removed in a directory.
+/// Watches a directory for files that are written, created, renamed and removed.
 pub struct Watch {
     descriptor: OwnedFd,
 }
@@ -148,18 +148,18 @@ impl Watch {
         Watch { descriptor }
     }
 
-    /// Forgets what was noticed so far.
+    /// Forgets the changes noticed so far.
     pub fn clear(&self) {
         while rustix::io::read(&self.descriptor, &mut [0u8; 4096]).is_ok() {}
     }
 
-    /// Waits until something was noticed since it was cleared; false at `end`.
+    /// Waits until a change is noticed; false at `end`.
     pub fn wait(&self, end: Instant) -> bool {
         wait_readable_any(&self.descriptor, None::<&OwnedFd>, end)
     }
 }
 
-/// Whether one of two descriptors becomes readable before `end`.
+/// `true` if one of two descriptors becomes readable before `end`.
 pub(super) fn wait_readable_any(one: &impl AsFd, other: Option<&impl AsFd>, end: Instant) -> bool {
     let left = end.saturating_duration_since(Instant::now());
     let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
@@ -168,7 +168,7 @@ pub(super) fn wait_readable_any(one: &impl AsFd, other: Option<&impl AsFd>, end:
     rustix::io::retry_on_intr(|| rustix::event::poll(&mut polled, Some(&timeout))).is_ok_and(|ready| ready > 0)
 }
 
-/// Whether it is readable now.
+/// `true` if the descriptor is readable now.
 pub(super) fn is_readable(descriptor: &impl AsFd) -> bool {
     wait_readable_any(descriptor, None::<&OwnedFd>, Instant::now())
 }

@@ -1,5 +1,5 @@
-//! Slow work at will: the directive `test_pool` has a thread of a pool connect to a Unix socket of the test and wait
-//! there until it is let go. So a test knows that a task has begun, and decides when it ends.
+//! Tasks that block at will: the directive `test_pool` makes a thread of a pool connect to a Unix socket of the test
+//! and wait there until the connection closes. So a test knows that a task has begun, and decides when it ends.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -12,29 +12,29 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{DEADLINE, Server};
 
-/// Where the tasks of a server wait.
+/// The socket at which a server's tasks wait.
 pub struct Gate {
     listener: UnixListener,
 }
 
-/// A task that waits at the gate; dropped, it goes on.
+/// A task that waits at the gate; it continues when this is dropped.
 pub struct Task {
     stream: UnixStream,
 }
 
 impl Gate {
-    /// The socket `gate` in the server's directory.
+    /// Listens at the socket `gate` in the server's directory.
     #[track_caller]
     pub fn new(server: &Server) -> Gate {
         let path = server.directory.path().join("gate");
         let listener = UnixListener::bind(&path).expect("a socket");
-        // The worker may be somebody else.
+        // The worker may run as another user.
         fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).expect("ours");
         listener.set_nonblocking(true).expect("an option");
         Gate { listener }
     }
 
-    /// The next task that has begun.
+    /// Accepts the next task that has begun.
     #[track_caller]
     pub fn task(&self) -> Task {
         wait_readable(&self.listener);
@@ -42,14 +42,14 @@ impl Gate {
         Task { stream }
     }
 
-    /// Whether no task has come to the gate.
+    /// `true` if no task waits at the gate.
     pub fn is_empty(&self) -> bool {
         matches!(self.listener.accept(), Err(error) if error.kind() == ErrorKind::WouldBlock)
     }
 }
 
 impl Task {
-    /// What the task says: the arguments of the request.
+    /// Reads the task's message: the arguments of the request.
     #[track_caller]
     pub fn says(&mut self) -> String {
         let mut text = [0; 100];
@@ -58,7 +58,7 @@ impl Task {
         String::from_utf8_lossy(&text[..length]).into_owned()
     }
 
-    /// Waits until the thread is gone: its process has ended.
+    /// Waits until the thread has ended with its process.
     #[track_caller]
     pub fn wait_closed(&mut self) {
         wait_readable(&self.stream);

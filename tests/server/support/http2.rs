@@ -1,4 +1,4 @@
-//! A client that speaks HTTP/2, on the client's side of our codec; and one that sends whatever frames a test wants.
+//! An HTTP/2 client on the client's side of Gale's codec; it can also send arbitrary frames.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -13,12 +13,12 @@ use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, Limits, Request
 
 use super::{DEADLINE, Server};
 
-/// What bytes go through.
+/// A stream of bytes in both directions.
 pub trait Carrier: Read + Write {}
 
 impl<T: Read + Write> Carrier for T {}
 
-/// Reads what comes next; false at the end.
+/// Reads the next bytes; false at the end.
 #[track_caller]
 pub fn read_piece(carrier: &mut impl Read, buffer: &mut Vec<u8>) -> bool {
     let mut piece = [0; 16 * 1024];
@@ -31,11 +31,11 @@ pub fn read_piece(carrier: &mut impl Read, buffer: &mut Vec<u8>) -> bool {
     count > 0
 }
 
-/// A socket from which a thread receives.
+/// A socket from which a thread receives all the time.
 struct Receiving {
     stream: UnixStream,
     pieces: Receiver<Vec<u8>>,
-    /// Those of them that were not read.
+    /// Received bytes that were not read yet.
     rest: Vec<u8>,
 }
 
@@ -61,14 +61,14 @@ impl Write for Receiving {
     }
 }
 
-/// What came on a stream.
+/// Everything received on a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
     pub trailers: Vec<(String, String)>,
-    /// The statuses of interim responses, and their fields.
+    /// Statuses of interim responses, and their fields.
     pub interim: Vec<u16>,
     pub interim_fields: Vec<(String, String)>,
     pub is_complete: bool,
@@ -85,29 +85,29 @@ impl Answer {
     }
 }
 
-/// A connection.
+/// A client's connection.
 pub struct Http2 {
     carrier: Box<dyn Carrier>,
     pub connection: Connection,
     fields: Fields,
     buffer: Vec<u8>,
     pub answers: BTreeMap<StreamId, Answer>,
-    /// The streams in the order in which pieces of bodies came on them.
+    /// Streams in the order in which pieces of bodies arrived.
     pub order: Vec<StreamId>,
-    /// Every GOAWAY that came.
+    /// Every GOAWAY received.
     pub goaways: Vec<(StreamId, ErrorCode)>,
-    /// Data open the windows again when they come.
+    /// Received data open the windows again.
     pub releases: bool,
     is_at_end: bool,
 }
 
 impl Http2 {
-    /// A connection above bytes that go both ways.
+    /// A connection above a stream of bytes.
     pub fn above(carrier: impl Carrier + 'static) -> Http2 {
         Http2::with(carrier, Limits { stream_window: 1 << 20, connection_window: 16 << 20, ..Limits::default() })
     }
 
-    /// One that allows its server no more than these limits.
+    /// A connection that allows its server no more than these limits.
     pub fn with(carrier: impl Carrier + 'static, limits: Limits) -> Http2 {
         let mut client = Http2 {
             carrier: Box::new(carrier),
@@ -124,12 +124,12 @@ impl Http2 {
         client
     }
 
-    /// A connection in the clear to the server's own socket.
+    /// A cleartext connection to `%UNIX%`.
     pub fn unix(server: &Server) -> Http2 {
         Http2::above(connect(&server.directory.path().join("gale.sock")))
     }
 
-    /// One that receives also while it sends, as clients do, so that the server can always say something.
+    /// A connection that also receives while it sends, so that the server can always send.
     pub fn unix_receiving(server: &Server) -> Http2 {
         let stream = connect(&server.directory.path().join("gale.sock"));
         let (mut reader, (sender, pieces)) = (stream.try_clone().expect("a descriptor"), channel());
@@ -155,12 +155,12 @@ impl Http2 {
         self.carrier.flush()
     }
 
-    /// Sends what the codec has to say.
+    /// Sends the codec's pending output.
     #[track_caller]
     pub fn flush(&mut self) {
         let mut out = Vec::new();
         self.connection.poll_control(&mut out);
-        // A server that has closed is noticed by what it has sent before.
+        // A closed connection is noticed when reading.
         let _ = self.try_raw(out);
     }
 
@@ -189,7 +189,7 @@ impl Http2 {
         self.begin_line(line, fields, is_whole)
     }
 
-    /// Asks for a tunnel in which a protocol is spoken: RFC 8441.
+    /// Requests a tunnel for a protocol (RFC 8441).
     #[track_caller]
     pub fn connect(&mut self, protocol: &str, path: &str, fields: &[(&str, &str)]) -> StreamId {
         let protocol = Some(protocol.as_bytes());
@@ -213,7 +213,7 @@ impl Http2 {
         stream
     }
 
-    /// Sends a piece of a body, as far as the windows allow; waits for them.
+    /// Sends a piece of a body; waits for the windows.
     #[track_caller]
     pub fn send(&mut self, stream: StreamId, mut piece: &[u8], is_last: bool) {
         loop {
@@ -257,13 +257,13 @@ impl Http2 {
         self.answer(stream)
     }
 
-    /// Gives a stream up.
+    /// Resets a stream.
     pub fn reset(&mut self, stream: StreamId, code: ErrorCode) {
         self.connection.reset(stream, code);
         self.flush();
     }
 
-    /// Reads until the stream has its answer, or was reset.
+    /// Reads until the stream has its answer or was reset.
     #[track_caller]
     pub fn answer(&mut self, stream: StreamId) -> Answer {
         self.read_until(|client| {
@@ -272,7 +272,7 @@ impl Http2 {
         self.answers.remove(&stream).expect("it is there")
     }
 
-    /// Reads until something is so.
+    /// Reads until the condition is true.
     #[track_caller]
     pub fn read_until(&mut self, mut is_so: impl FnMut(&Http2) -> bool) {
         while !is_so(self) {
@@ -286,8 +286,8 @@ impl Http2 {
         while self.read() {}
     }
 
-    /// The answer to a request on stream 1 that was sent past the codec: its status, if it has one, and why the stream
-    /// or the connection ended.
+    /// Reads the answer to a request on stream 1 that was sent past the codec: its status, if any, and the error code
+    /// with which the stream or the connection ended.
     #[track_caller]
     pub fn raw_answer(&mut self) -> (Option<u16>, Option<ErrorCode>) {
         let mut status = None;
@@ -312,7 +312,7 @@ impl Http2 {
         (status, None)
     }
 
-    /// Reads to the end of the connection past the codec; the last GOAWAY says why.
+    /// Reads to the end of the connection past the codec; returns the error code of the last GOAWAY.
     #[track_caller]
     pub fn raw_goaway(&mut self) -> Option<ErrorCode> {
         let mut found = None;
@@ -324,7 +324,7 @@ impl Http2 {
         found
     }
 
-    /// The next frame, past the codec: type, flags, stream and payload.
+    /// Reads the next frame past the codec: type, flags, stream and payload.
     #[track_caller]
     fn raw_frame(&mut self) -> Option<(u8, u8, StreamId, Vec<u8>)> {
         loop {
@@ -341,7 +341,7 @@ impl Http2 {
         }
     }
 
-    /// Reads what comes next; false at the end.
+    /// Reads the next bytes; false at the end.
     #[track_caller]
     pub fn read(&mut self) -> bool {
         if self.is_at_end {
@@ -419,19 +419,19 @@ fn connect(path: &Path) -> UnixStream {
     stream
 }
 
-/// The error code at the beginning of a payload.
+/// Error code at the beginning of a payload.
 fn code(payload: &[u8]) -> ErrorCode {
     ErrorCode(u32::from_be_bytes(*payload.first_chunk().expect("a code")))
 }
 
-/// A frame of any kind.
+/// Encodes a frame of any type.
 pub fn frame(frame_type: u8, flags: u8, stream: StreamId, payload: impl AsRef<[u8]>) -> Vec<u8> {
     let payload = payload.as_ref();
     let header = FrameHeader { length: payload.len() as u32, frame_type, flags, stream };
     [&header.to_bytes()[..], payload].concat()
 }
 
-/// A block of fields that leaves no trace in a table; names and values are sent as they are.
+/// Encodes a field block that leaves the dynamic table unchanged; names and values are literals.
 pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, value) in fields {
@@ -443,6 +443,6 @@ pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
 
 pub use frame::{flag, frame_type};
 
-/// What every request has.
+/// Pseudo-header fields of a GET request.
 pub const GET: [(&str, &str); 4] =
     [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "localhost")];

@@ -1,4 +1,4 @@
-//! A server behind the server that speaks HTTP/2: a test plays it by hand, on the server's side of our codec.
+//! An HTTP/2 upstream server, played by hand on the server's side of Gale's codec.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,13 +12,13 @@ use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, FieldsWriter, L
 use super::http2::read_piece;
 use super::{Backend, DEADLINE};
 
-/// A request as it came.
+/// A request as received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     pub stream: StreamId,
     pub method: String,
     pub path: String,
-    /// In order; `:authority` is `host`, as the codec has it.
+    /// In order; the codec gives `:authority` as `host`.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
     pub trailers: Vec<(String, String)>,
@@ -32,36 +32,36 @@ impl Asked {
     }
 }
 
-/// A connection.
+/// A server's connection.
 pub struct Http2Server {
     stream: TcpStream,
     pub connection: Connection,
     fields: Fields,
     buffer: Vec<u8>,
-    /// What was asked on it, by stream.
+    /// Requests by stream.
     pub asked: BTreeMap<StreamId, Asked>,
     /// Requests that no test has taken yet.
     unseen: Vec<StreamId>,
-    /// Data open the windows again when they come.
+    /// Received data open the windows again.
     pub releases: bool,
     pub pongs: usize,
     pub goaways: Vec<(StreamId, ErrorCode)>,
     is_at_end: bool,
 }
 
-/// What a server allows usually.
+/// Usual limits of a server.
 pub fn limits() -> Limits {
     Limits { stream_window: 1 << 20, connection_window: 16 << 20, ..Limits::default() }
 }
 
 impl Http2Server {
-    /// The next connection to a backend.
+    /// Accepts the next connection to a backend.
     #[track_caller]
     pub fn accept(backend: &Backend) -> Http2Server {
         Http2Server::accept_with(backend, limits())
     }
 
-    /// One that allows no more than this.
+    /// Accepts a connection with these limits.
     #[track_caller]
     pub fn accept_with(backend: &Backend, limits: Limits) -> Http2Server {
         let stream = backend.accept_tcp();
@@ -86,18 +86,18 @@ impl Http2Server {
 
     /// Sends these bytes past the codec.
     pub fn raw(&mut self, bytes: impl AsRef<[u8]>) {
-        // A peer that has closed is noticed by what is read.
+        // A closed connection is noticed when reading.
         let _ = self.stream.write_all(bytes.as_ref());
     }
 
-    /// Sends what the codec has to say.
+    /// Sends the codec's pending output.
     pub fn flush(&mut self) {
         let mut out = Vec::new();
         self.connection.poll_control(&mut out);
         self.raw(out);
     }
 
-    /// The head of the next request.
+    /// Reads the head of the next request.
     #[track_caller]
     pub fn request(&mut self) -> Asked {
         self.read_until(|server| !server.unseen.is_empty());
@@ -105,7 +105,7 @@ impl Http2Server {
         self.asked[&stream].clone()
     }
 
-    /// The next request, with its body.
+    /// Reads the next request with its body.
     #[track_caller]
     pub fn whole_request(&mut self) -> Asked {
         let stream = self.request().stream;
@@ -122,7 +122,7 @@ impl Http2Server {
         self.raw(out);
     }
 
-    /// Sends a piece of a body, as far as the windows allow; waits for them.
+    /// Sends a piece of a body; waits for the windows.
     #[track_caller]
     pub fn send(&mut self, stream: StreamId, mut piece: &[u8], is_last: bool) {
         loop {
@@ -137,7 +137,7 @@ impl Http2Server {
         }
     }
 
-    /// Sends one frame of a body, if a window is open. Returns how much of it went.
+    /// Sends one frame of a body if a window is open. Returns the number of bytes sent.
     #[track_caller]
     pub fn send_some(&mut self, stream: StreamId, piece: &[u8], is_last: bool) -> usize {
         let mut out = Vec::new();
@@ -155,14 +155,14 @@ impl Http2Server {
         self.raw(out);
     }
 
-    /// A whole response.
+    /// Sends a complete response.
     #[track_caller]
     pub fn answer(&mut self, stream: StreamId, text: &str) {
         self.respond(stream, 200, &[], false);
         self.send(stream, text.as_bytes(), true);
     }
 
-    /// A whole response of gRPC.
+    /// Sends a complete gRPC response.
     #[track_caller]
     pub fn answer_grpc(&mut self, stream: StreamId, message: &[u8]) {
         self.respond(stream, 200, &[("content-type", "application/grpc")], false);
@@ -175,14 +175,14 @@ impl Http2Server {
         self.flush();
     }
 
-    /// Says that nothing behind this stream was looked at.
+    /// Sends a GOAWAY: no stream after this one was processed.
     pub fn goaway(&mut self, last_stream: StreamId, code: ErrorCode) {
         let mut out = Vec::new();
         gale_protocol::http2::frame::write_goaway(&mut out, last_stream, code, b"");
         self.raw(out);
     }
 
-    /// Changes the window of streams as the client knows it.
+    /// Changes the client's window for streams.
     pub fn set_window(&mut self, size: u32) {
         let mut out = Vec::new();
         gale_protocol::http2::frame::write_settings(&mut out, &[(id::INITIAL_WINDOW_SIZE, size)]);
@@ -196,7 +196,7 @@ impl Http2Server {
         self.raw(out);
     }
 
-    /// Waits until all that was sent has been dealt with.
+    /// Waits until the peer has processed everything sent so far.
     #[track_caller]
     pub fn sync(&mut self) {
         let before = self.pongs;
@@ -205,7 +205,7 @@ impl Http2Server {
         self.read_until(|server| server.pongs > before);
     }
 
-    /// Reads until something is so.
+    /// Reads until the condition is true.
     #[track_caller]
     pub fn read_until(&mut self, mut is_so: impl FnMut(&Http2Server) -> bool) {
         while !is_so(self) {
@@ -224,7 +224,7 @@ impl Http2Server {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// Reads what comes next; false at the end.
+    /// Reads the next bytes; false at the end.
     #[track_caller]
     pub fn read(&mut self) -> bool {
         if self.is_at_end {

@@ -1,5 +1,5 @@
-//! An issuer of certificates, written from RFC 8555 (and 8737, 9773): it checks what it is told, looks whether names
-//! are served where a test says, and fails as a test wants.
+//! An ACME server after RFC 8555 (and 8737, 9773): it verifies requests, validates challenges at an address that the
+//! test sets, and fails as the test asks.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
@@ -22,41 +22,41 @@ use super::authority::Authority;
 use super::tls::AnyCertificate;
 use super::{Asked, Client, DEADLINE};
 
-/// `acmeIdentifier`, critical, and the beginning of what it holds (RFC 8737, section 3).
+/// `acmeIdentifier`, critical, and the beginning of its value (RFC 8737, section 3).
 const ACME_IDENTIFIER: &[u8] = b"\x06\x08\x2b\x06\x01\x05\x05\x07\x01\x1f\x01\x01\xff\x04\x22\x04\x20";
 
 /// See the file's head.
 pub struct AcmeServer {
-    /// The authority of its certificates.
+    /// Authority of the certificates that it issues.
     pub authority: Arc<Authority>,
-    /// The authority of its own server, in PEM.
+    /// Authority of its own server's certificate, in PEM.
     pub root_pem: String,
     shared: Arc<Shared>,
     address: SocketAddr,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Where names are served.
+/// Address at which challenges are validated.
 #[derive(Clone, Debug)]
 pub enum Place {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// What goes wrong, once.
+/// A fault that happens once.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// The nonce is not taken.
+    /// The nonce is rejected.
     BadNonce,
-    /// It is refused, perhaps with a time to come back.
+    /// The request is refused, perhaps with a `Retry-After`.
     Refused { status: u16, kind: &'static str, retry_after: Option<&'static str> },
-    /// The answer is this.
+    /// The answer consists of these bytes.
     Answer(Vec<u8>),
-    /// The connection ends instead.
+    /// The connection is closed without an answer.
     Closed,
 }
 
-/// What it was asked for: a path, the JWS' head, and the payload.
+/// A request: path, JWS header and payload.
 pub type Seen = (String, Value, Value);
 
 struct Shared {
@@ -75,18 +75,18 @@ struct State {
     seen: Vec<Seen>,
     nonces: HashSet<String>,
     count: u64,
-    /// Keys of accounts by their URL's path.
+    /// Keys of accounts by the path of the account's URL.
     accounts: HashMap<String, Value>,
     orders: Vec<Order>,
     external_key: Option<Vec<u8>>,
-    /// Windows that are told, the last one again and again.
+    /// Renewal windows in order; the last one is repeated.
     windows: Vec<(&'static str, &'static str)>,
 }
 
 #[derive(Default)]
 struct Order {
     names: Vec<String>,
-    /// The state of each name: pending, valid or invalid, and why.
+    /// State of each name: pending, valid or invalid, and the challenge.
     states: Vec<(&'static str, String)>,
     chain: Option<String>,
     has_been_polled: bool,
@@ -97,7 +97,7 @@ impl AcmeServer {
         AcmeServer::at("127.0.0.1:0".parse().expect("an address"))
     }
 
-    /// At an address that another one had.
+    /// Starts a server at an address that an earlier one had.
     pub fn at(address: SocketAddr) -> AcmeServer {
         let root = Authority::new("server's authority");
         let pair = root.ecdsa(&["127.0.0.1"]);
@@ -135,33 +135,33 @@ impl AcmeServer {
         self.address
     }
 
-    /// The URL of its directory.
+    /// URL of its directory.
     pub fn uri(&self) -> String {
         format!("https://{}/directory", self.address)
     }
 
-    /// Names are served here from now on: until then it waits.
+    /// Sets the address at which challenges are validated; until then validation waits.
     pub fn set_place(&self, place: Place) {
         self.shared.lock().place = Some(place);
         self.shared.changed.notify_all();
     }
 
-    /// The next request for a path that begins so fails.
+    /// Makes the next request fail whose path begins with `path`.
     pub fn fail(&self, path: &str, fault: Fault) {
         self.shared.lock().faults.push((path.to_owned(), fault));
     }
 
-    /// Accounts have to be bound to this key.
+    /// Requires accounts to be bound to this key.
     pub fn require_external_key(&self, key: &[u8]) {
         self.shared.lock().external_key = Some(key.to_vec());
     }
 
-    /// It tells when certificates are best renewed.
+    /// Sets the renewal windows that it suggests.
     pub fn set_windows(&self, windows: &[(&'static str, &'static str)]) {
         self.shared.lock().windows = windows.to_vec();
     }
 
-    /// What it was asked for at paths that begin so.
+    /// Requests whose path begins with `path`.
     pub fn seen(&self, path: &str) -> Vec<Seen> {
         self.shared.lock().seen.iter().filter(|(own, ..)| own.starts_with(path)).cloned().collect()
     }
@@ -186,7 +186,7 @@ impl Drop for AcmeServer {
     }
 }
 
-/// A session that says goodbye.
+/// A TLS session that sends `close_notify` at its end.
 struct End(StreamOwned<ServerConnection, TcpStream>);
 
 impl Read for End {
@@ -212,7 +212,7 @@ impl Drop for End {
     }
 }
 
-/// A response before it is framed.
+/// A response before framing.
 struct Reply {
     status: u16,
     fields: Vec<(&'static str, String)>,
@@ -278,7 +278,7 @@ impl Shared {
         nonce
     }
 
-    /// None where the connection ends.
+    /// Answers a request; `None` closes the connection.
     fn answer(&self, asked: &Asked) -> Option<Reply> {
         let path = asked.target.as_str();
         let fault = {
@@ -337,7 +337,7 @@ impl Shared {
             .with("Retry-After", "21600")
     }
 
-    /// The account's path (empty for a new one), the head and the payload of a signed request.
+    /// Verifies a signed request; returns the account's path (empty for a new account), the header and the payload.
     fn open(&self, asked: &Asked) -> Result<(String, Value, Value), Reply> {
         let wrong = |detail: &str| Reply::problem(400, "malformed", detail);
         assert_eq!(asked.header("Content-Type"), Some("application/jose+json"));
@@ -435,7 +435,7 @@ impl Shared {
         let mut state = self.lock();
         let order = &mut state.orders[number];
         let status = match &order.chain {
-            // The first look is too early.
+            // The first poll comes too early.
             Some(_) if !std::mem::replace(&mut order.has_been_polled, true) => "processing",
             Some(_) => "valid",
             None if order.states.iter().all(|(state, _)| *state == "valid") => "ready",
@@ -474,7 +474,7 @@ impl Shared {
         Reply::json(200, &body)
     }
 
-    /// Looks whether the name is served, and waits until it is known where.
+    /// Validates a challenge, once the address is known.
     fn challenge(&self, number: usize, name: usize, account: &str, kind: &str) -> Reply {
         let (place, host, expected) = {
             let state = self.lock();

@@ -19,17 +19,17 @@ pub enum Value {
     Array(Vec<Value>),
 }
 
-/// A map of these rows.
+/// A map with these rows.
 pub fn map<const N: usize>(rows: [(&'static str, Value); N]) -> Value {
     Value::Map(rows.into())
 }
 
-/// What databases have for names: `{ names: { en: … } }`.
+/// Names as databases have them: `{ names: { en: … } }`.
 pub fn named(name: &'static str) -> (&'static str, Value) {
     ("names", map([("de", Value::Text("not this one")), ("en", Value::Text(name))]))
 }
 
-/// A database that is being made.
+/// A database under construction.
 pub struct Mmdb {
     kind: &'static str,
     is_v6: bool,
@@ -38,34 +38,34 @@ pub struct Mmdb {
     data: Vec<u8>,
 }
 
-/// Where a bit of an address leads.
+/// Target of one bit in the search tree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Branch {
     Nowhere,
     Node(usize),
-    /// The offset of a record.
+    /// Offset of a record.
     Data(usize),
 }
 
 impl Mmdb {
-    /// A database of this type, with addresses of IPv6, and of IPv4 among them.
+    /// A database of this type for IPv6, which contains IPv4 addresses.
     pub fn new(kind: &'static str) -> Mmdb {
         Mmdb { kind, is_v6: true, record_bits: 24, nodes: vec![[Branch::Nowhere; 2]], data: Vec::new() }
     }
 
-    /// The same with addresses of IPv4 alone. Comes before the first network.
+    /// Restricts it to IPv4 addresses. Called before the first network.
     pub fn v4_alone(mut self) -> Mmdb {
         self.is_v6 = false;
         self
     }
 
-    /// How long half a node is: 24, 28 or 32 bits.
+    /// Sets the size of half a node: 24, 28 or 32 bits.
     pub fn record_bits(mut self, bits: u8) -> Mmdb {
         self.record_bits = bits;
         self
     }
 
-    /// Adds a network, `192.0.2.0/24`. One within another one comes after it.
+    /// Adds a network such as `192.0.2.0/24`. A network within another one is added after it.
     pub fn network(mut self, network: &str, record: &Value) -> Mmdb {
         let offset = self.data.len();
         encode(&mut self.data, record);
@@ -73,7 +73,7 @@ impl Mmdb {
         self
     }
 
-    /// Adds a network whose record is these bytes, whatever they are.
+    /// Adds a network whose record consists of these bytes, valid or not.
     pub fn broken_network(mut self, network: &str, bytes: &[u8]) -> Mmdb {
         let offset = self.data.len();
         self.data.extend_from_slice(bytes);
@@ -81,7 +81,7 @@ impl Mmdb {
         self
     }
 
-    /// Adds a network whose record lies behind the end of the data.
+    /// Adds a network whose record lies after the end of the data.
     pub fn network_without_record(mut self, network: &str) -> Mmdb {
         self.insert(network, 1 << 20);
         self
@@ -104,7 +104,7 @@ impl Mmdb {
             }
             node = match self.nodes[node][bit] {
                 Branch::Node(next) => next,
-                // What held for all of it goes on to hold for both halves.
+                // The value of the whole network goes to both halves.
                 around => {
                     self.nodes.push([around; 2]);
                     self.nodes[node][bit] = Branch::Node(self.nodes.len() - 1);
@@ -115,7 +115,7 @@ impl Mmdb {
         panic!("a network of no length");
     }
 
-    /// The whole file.
+    /// The complete file.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for node in &self.nodes {
@@ -189,7 +189,7 @@ fn encode(out: &mut Vec<u8>, value: &Value) {
     }
 }
 
-/// The type, in a second byte if it is a later one, and the length.
+/// Type, in a second byte for extended types, and length.
 fn head(out: &mut Vec<u8>, kind: u8, length: usize) {
     let (short, rest) = match length {
         0..29 => (length as u8, None),

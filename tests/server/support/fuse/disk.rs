@@ -1,7 +1,7 @@
-//! A disk in user space that can be written to, and that goes wrong as a test wants: slow, full, read-only, failing,
-//! hung, and well again. What it has is in the memory of the test.
+//! A writable file system in user space that a test makes slow, full, read-only, failing or hung, and then well again.
+//! Its contents are in the test's memory.
 //!
-//! The kernel remembers nothing of it, neither names nor attributes nor pages: every operation reaches the disk.
+//! The kernel caches neither names nor attributes nor pages: every operation reaches the file system.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -37,45 +37,45 @@ const RELEASEDIR: u32 = 29;
 const CREATE: u32 = 35;
 const RENAME2: u32 = 45;
 
-/// Where the arguments of an operation begin: behind `struct fuse_in_header`.
+/// Offset of an operation's arguments: after `struct fuse_in_header`.
 const ARGUMENTS: usize = 40;
 
-/// How the disk is.
+/// Condition of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     Well,
-    /// Each operation takes so long, one after the other.
+    /// Each operation takes this long, one after the other.
     Slow(Duration),
-    /// There is no room for anything new.
+    /// No space is left.
     Full,
-    /// Nothing can be changed.
+    /// All changes are refused.
     ReadOnly,
     /// Every operation fails with EIO.
     Failing,
-    /// Nothing is answered. What waits goes on when the disk is otherwise.
+    /// No operation is answered. Waiting operations continue when the condition changes.
     Hung,
 }
 
-/// Where a process that stores an entry of a cache is held up. (Its file comes to be beside the place that it is for,
-/// under the same name with a number behind it.)
+/// Point at which storing a cache entry is held up. (The entry's file is first written beside its final place, under
+/// the same name with a number appended.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// Before the file is there.
+    /// Before the file is created.
     Create,
-    /// In the middle of the write of which this byte of the file is a part: up to there it is written.
+    /// In the middle of the write that contains this byte of the file; the bytes before it are written.
     Write(usize),
-    /// In the middle of the write of its beginning, when all the rest is there.
+    /// In the middle of the write of the header, after all the rest was written.
     Header,
-    /// Before it gets its name.
+    /// Before the file is renamed to its final name.
     Rename,
-    /// When it has its name, and nobody knows.
+    /// After the rename, before it is answered.
     Renamed,
 }
 
-/// How long the names of entries are: a sum of 16 bytes.
+/// Length of entries' names: a hash of 16 bytes.
 const NAME_LENGTH: usize = 32;
 
-/// Mounted until it is dropped.
+/// A mounted disk; unmounted when dropped.
 pub struct Disk {
     directory: Directory,
     connection: File,
@@ -85,17 +85,17 @@ pub struct Disk {
 
 struct Shared {
     condition: Condition,
-    /// An operation that fails alone: how many that could fail so are still to come before it, and how.
+    /// A single failing operation: number of fallible operations before it, and its error.
     failing_call: Option<(u32, Errno)>,
     hangs_at: Option<Point>,
-    /// Operations that are not answered yet.
+    /// Operations not answered yet.
     waiting: Vec<Vec<u8>>,
     nodes: Vec<Node>,
 }
 
-/// A directory or a file, by its number; those that were removed stay, since somebody may have them open.
+/// A directory or a file. Its index is the node number; removed nodes stay because a process may have them open.
 enum Node {
-    /// Stands for the number that there is none of.
+    /// Takes the place of a number that is not used.
     None,
     Directory(BTreeMap<Vec<u8>, u64>),
     File {
@@ -105,7 +105,7 @@ enum Node {
 }
 
 impl Disk {
-    /// None where it cannot be mounted.
+    /// Returns `None` where the disk cannot be mounted.
     pub fn mount() -> Option<Disk> {
         let directory = Directory::new();
         let connection = connect(&directory.path().join("disk"))?;
@@ -126,7 +126,7 @@ impl Disk {
         self.directory.path().join("disk")
     }
 
-    /// From now on the disk is so.
+    /// Sets the condition of the disk.
     pub fn set(&self, condition: Condition) {
         let mut shared = self.shared.lock().unwrap();
         shared.condition = condition;
@@ -135,18 +135,18 @@ impl Disk {
         }
     }
 
-    /// The operation of this number from now on fails, counted from 1 among those that can fail so: what needs room for
-    /// ENOSPC, everything for others. Nothing does without a number.
+    /// Makes the operation of this number fail, counted from 1 from now on: for ENOSPC among the operations that need
+    /// space, else among all. `None` makes none fail.
     pub fn fail_call(&self, number: Option<u32>, errno: Errno) {
         self.shared.lock().unwrap().failing_call = number.map(|number| (number.saturating_sub(1), errno));
     }
 
-    /// When an entry is stored as far as that, the disk hangs from then on.
+    /// Makes the disk hang as soon as storing an entry reaches this point.
     pub fn hang_at(&self, point: Point) {
         self.shared.lock().unwrap().hangs_at = Some(point);
     }
 
-    /// The disk is well again, and what has waited fails: whoever has asked for it was killed.
+    /// Makes the disk well again and fails the waiting operations, whose processes were killed.
     pub fn interrupt_waiting(&self) {
         let mut shared = self.shared.lock().unwrap();
         shared.condition = Condition::Well;
@@ -155,7 +155,7 @@ impl Disk {
         }
     }
 
-    /// How many operations wait, on a disk that hangs.
+    /// Number of operations that wait on a hung disk.
     pub fn waiting(&self) -> usize {
         self.shared.lock().unwrap().waiting.len()
     }
@@ -173,7 +173,7 @@ fn serve(mut connection: File, shared: &Mutex<Shared>) {
     while let Ok(length) = connection.read(&mut request) {
         let condition = shared.lock().unwrap().condition;
         if let Condition::Slow(time) = condition {
-            // The test does not wait for this, the disk is so.
+            // The delay is a property of the disk; the test does not wait for it.
             std::thread::sleep(time);
         }
         shared.lock().unwrap().take(&connection, request[..length].to_vec());
@@ -199,11 +199,11 @@ impl Shared {
             Some(errno) => Err(errno),
             None => self.answer(&request),
         };
-        // Whoever has asked may have been killed.
+        // The process that asked may have been killed.
         let _ = connection.write(&reply(request.long(8), answer));
     }
 
-    /// Whether an operation is one at which the disk is to hang.
+    /// `true` if the disk is to hang at this operation.
     fn reaches(&self, request: &Request, point: Point) -> bool {
         let (operation, node) = (request.operation(), request.long(16));
         let is_temporary = |name: &[u8]| name.len() > NAME_LENGTH && name[NAME_LENGTH] == b'.';
@@ -239,7 +239,7 @@ impl Shared {
         }
     }
 
-    /// What of the operation at which the disk begins to hang it has done.
+    /// Carries out the part of an operation that precedes the point at which the disk hangs.
     fn carry_out_up_to(&mut self, request: &Request, point: Point) {
         let done = match point {
             Point::Create | Point::Rename => return,
@@ -257,7 +257,7 @@ impl Shared {
         done.expect("the disk is well");
     }
 
-    /// What the disk's condition makes of an operation.
+    /// Error that the disk's condition gives for an operation.
     fn fault(&self, request: &Request) -> Option<Errno> {
         let operation = request.operation();
         let ends = matches!(operation, INIT | RELEASE | RELEASEDIR);
@@ -272,7 +272,7 @@ impl Shared {
         }
     }
 
-    /// How this operation fails, if it is the one that is to fail.
+    /// Error of this operation, if it is the single failing one.
     fn take_failing_call(&mut self, request: &Request) -> Option<Errno> {
         let (before, errno) = self.failing_call?;
         let can_fail = match errno {
@@ -389,7 +389,7 @@ impl Shared {
         Ok(Vec::new())
     }
 
-    /// `struct fuse_dirent` of each entry from a place on.
+    /// `struct fuse_dirent` of each entry from this position on.
     fn list(&mut self, node: u64, from: usize, most: usize) -> Result<Vec<u8>, Errno> {
         let entries: Vec<(Vec<u8>, u64)> = self.directory(node)?.clone().into_iter().collect();
         let mut listed = Vec::new();
@@ -429,12 +429,12 @@ fn now_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_secs()
 }
 
-/// `struct fuse_open_out`: all reads and writes reach the disk.
+/// `struct fuse_open_out` for direct I/O: all reads and writes reach the disk.
 fn opened() -> Vec<u8> {
     fields(&[0, 0, super::FOPEN_DIRECT_IO, 0])
 }
 
-/// An operation as the kernel tells it.
+/// An operation as received from the kernel.
 struct Request<'a>(&'a [u8]);
 
 impl<'a> Request<'a> {
@@ -450,7 +450,7 @@ impl<'a> Request<'a> {
         u64::from_ne_bytes(self.0[at..at + 8].try_into().unwrap())
     }
 
-    /// Up to its NUL.
+    /// The bytes up to the NUL.
     fn name(&self, at: usize) -> &'a [u8] {
         self.0[at..].split(|&byte| byte == 0).next().unwrap_or_default()
     }

@@ -1,11 +1,11 @@
-//! A file system in user space that is as broken as a test wants: the kernel's protocol (fuse(4)), as much of it as a
-//! server of static files needs.
+//! A broken file system in user space: the kernel's protocol (fuse(4)), as much of it as a server of static files
+//! needs.
 //!
-//! All files lie in its root, are 200,000 bytes long by what it says, and are told apart by the first letter of their
-//! names: `g` is well, `e` fails with EIO from the middle on, `s` is shorter than it says, `h` is never read. A test
-//! may put files of its own beside them, whose reads from a place on fail, or wait until it lets them go on.
+//! All files are in its root, claim a size of 200,000 bytes, and behave by the first letter of their names: `g` is
+//! good, `e` fails with EIO from the middle on, `s` is shorter than its size, reads of `h` hang. A test may add files
+//! of its own, whose reads from an offset on fail, or hang until the test lets them continue.
 //!
-//! [`disk::Disk`] is one that can be written to.
+//! [`disk::Disk`] is a writable file system.
 
 pub mod disk;
 
@@ -26,10 +26,10 @@ use crate::support::{DEADLINE, Directory, NO_MOUNTS, skip};
 
 pub const SIZE: usize = 200_000;
 
-/// Where the one that fails begins to, and the short one ends.
+/// Offset at which the failing file fails and the short one ends.
 pub const MIDDLE: usize = 100_000;
 
-/// The operations that are answered with more than "not implemented".
+/// Operations with an implementation; others get ENOSYS.
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
@@ -42,49 +42,49 @@ const INIT: u32 = 26;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 
-/// What is not answered.
+/// Operations without an answer.
 const FORGOTTEN: [u32; 3] = [FORGET, BATCH_FORGET, INTERRUPT];
 
-/// Every read reaches us.
+/// Every read reaches this process.
 const FOPEN_DIRECT_IO: u32 = 1;
 
 pub fn content() -> Vec<u8> {
     (0..SIZE as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// Mounted until it is dropped.
+/// A mounted file system; unmounted when dropped.
 pub struct FileSystem {
     directory: Directory,
-    /// Kept, so that what hangs does not end with the thread.
+    /// Kept open, so that hanging operations do not end with the thread.
     connection: File,
     thread: Option<JoinHandle<()>>,
-    /// Told of each read that will not be answered.
+    /// Receives a message for each read that will not be answered.
     hanging: Receiver<()>,
-    /// Nothing is answered.
+    /// No operation is answered.
     is_hung: Arc<AtomicBool>,
     own: Arc<Mutex<Own>>,
 }
 
-/// Files that a test has put there.
+/// Files added by a test.
 #[derive(Default)]
 struct Own {
     files: HashMap<Vec<u8>, Vec<u8>>,
     fault: Option<(Fault, usize)>,
-    /// Answers that wait, whole.
+    /// Complete answers that are held back.
     waiting: Vec<Vec<u8>>,
 }
 
-/// What becomes of reads of a test's own files that go beyond a place.
+/// Fault of reads beyond an offset in a test's own files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// They wait.
+    /// Reads hang.
     Hangs,
-    /// They fail with EIO.
+    /// Reads fail with EIO.
     Fails,
 }
 
 impl FileSystem {
-    /// `None`, and a skip, where it cannot be mounted: in a container that forbids it.
+    /// Mounts it; skips and returns `None` where that is impossible, as in a container that forbids it.
     pub fn mount() -> Option<FileSystem> {
         let directory = Directory::new();
         let connection = connect(&directory.path().join("fuse"))?;
@@ -98,28 +98,28 @@ impl FileSystem {
         Some(FileSystem { directory, connection, thread: Some(thread), hanging, is_hung, own: files })
     }
 
-    /// Puts a file there.
+    /// Adds a file.
     pub fn put(&self, name: &str, content: Vec<u8>) {
         self.own.lock().unwrap().files.insert(name.into(), content);
     }
 
-    /// From now on reads that go beyond this place of a file that was put there end so, or as they should: then what
-    /// has waited goes on.
+    /// Sets the fault of reads that go beyond this offset in an added file. `None` removes the fault, and hanging reads
+    /// continue.
     pub fn set_fault(&self, fault: Option<(Fault, usize)>) {
         let mut own = self.own.lock().unwrap();
         own.fault = fault;
         for answer in own.waiting.drain(..) {
-            // Interrupted requests have gone.
+            // Interrupted requests no longer exist.
             let _ = (&self.connection).write(&answer);
         }
     }
 
-    /// From now on nothing is answered, or everything again. What hung by then hangs for ever.
+    /// Stops or resumes answering. Operations that hang already hang for ever.
     pub fn set_hung(&self, is_hung: bool) {
         self.is_hung.store(is_hung, Ordering::SeqCst);
     }
 
-    /// Waits until a read has been taken that will not be answered.
+    /// Waits until a read was received that will not be answered.
     #[track_caller]
     pub fn wait_hanging(&self) {
         self.hanging.recv_timeout(DEADLINE).expect("a read of a file that hangs");
@@ -132,14 +132,14 @@ impl FileSystem {
 
 impl Drop for FileSystem {
     fn drop(&mut self) {
-        // Whoever still waits is told that the file system has gone, and so is the thread.
+        // Waiting processes get an error, and the thread ends.
         disconnect(&self.point());
         let _ = self.connection.flush();
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// Mounts a file system of ours; `None`, and a skip, where that cannot be.
+/// Mounts a file system at `point`; skips and returns `None` where that is impossible.
 fn connect(point: &Path) -> Option<File> {
     let connection = try_connect(point);
     if connection.is_none() {
@@ -159,7 +159,7 @@ fn try_connect(point: &Path) -> Option<File> {
     Some(connection)
 }
 
-/// The end of it, for whoever still waits, too.
+/// Aborts the connection, also for waiting processes.
 fn disconnect(point: &Path) {
     let _ = rustix::mount::unmount(point, UnmountFlags::FORCE | UnmountFlags::DETACH);
 }
@@ -169,7 +169,7 @@ fn init() -> Vec<u8> {
     fields(&[7, 31, 128 * 1024, 0, 16 << 16 | 12, 128 * 1024, 1, 32, 0, 0, 0, 0, 0, 0, 0, 0])
 }
 
-/// `struct fuse_out_header`, and what follows it.
+/// `struct fuse_out_header` followed by the answer.
 fn reply(unique: u64, answer: Result<Vec<u8>, Errno>) -> Vec<u8> {
     let (error, body) = match answer {
         Ok(body) => (0, body),
@@ -180,7 +180,7 @@ fn reply(unique: u64, answer: Result<Vec<u8>, Errno>) -> Vec<u8> {
 }
 
 fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool, own: &Mutex<Own>) {
-    // Files by number: the root is 1.
+    // Files by node number: the root is 1.
     let mut names: Vec<Vec<u8>> = vec![Vec::new(), Vec::new()];
     let mut request = vec![0; 256 * 1024];
     while let Ok(length) = connection.read(&mut request) {
@@ -230,7 +230,7 @@ fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool, own: 
                         Ok(content[offset.min(content.len())..(offset + size).min(content.len())].to_vec())
                     }
                     Some(b'h') => {
-                        // Not every test waits for it.
+                        // Not every test receives it.
                         let _ = hanging.send(());
                         continue;
                     }
@@ -247,7 +247,7 @@ fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool, own: 
             let _ = hanging.send(());
             continue;
         }
-        // Interrupted requests have gone.
+        // Interrupted requests no longer exist.
         let _ = connection.write(&answer);
     }
 }
