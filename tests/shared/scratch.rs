@@ -1,14 +1,13 @@
-//! A directory that goes away with the test: for the unit tests of the crates, too, which include this file by its
-//! path.
+//! A directory that is removed with the test. The crates' unit tests include this file by its path.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// See the file's head.
+/// A temporary directory; removed when dropped.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new one, empty, with no symbolic link on the way to it.
+    /// Makes an empty directory. Its path contains no symbolic link.
     pub fn new() -> Scratch {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -18,7 +17,7 @@ impl Scratch {
         Scratch(path)
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -26,7 +25,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A test that failed may have left it in whatever state.
+        // A failed test may have left it in any state.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,20 +1,20 @@
-//! What of the tests this machine cannot do. Other crates include this file by its path.
+//! Registers tests that this machine cannot run. Other crates include this file by its path.
 //!
-//! A test that is not done passes all the same, so each one says so here. `.ci/run` compares what was said with
+//! A skipped test passes, so each one reports itself here. `.ci/run` compares the reports with
 //! `tests/expected-skips.txt`.
 
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
 
-/// Registers that the running test, or a part of it, is not done here. The reason is the same in every run: no numbers
-/// of processes, no messages of programs.
+/// Reports that the running test, or a part of it, is skipped. The reason is the same in every run: it contains no
+/// process numbers and no messages of programs.
 pub fn skip(reason: impl Display) {
-    // The harness names the thread by the test.
+    // The harness names the thread after the test.
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a thread of a test");
     let line = format!("{}::{test}: {reason}\n", env!("CARGO_CRATE_NAME"));
-    // No macro: the harness would keep what is printed to itself, since the test passes.
+    // Not a macro: the harness would capture its output, because the test passes.
     let _ = std::io::stderr().write_all(format!("skipped: {line}").as_bytes());
     if let Some(path) = std::env::var_os("GALE_SKIPS") {
         let file = File::options().append(true).create(true).open(path);

@@ -1,6 +1,6 @@
-//! Keys as users ask for them, for what measures and tests which entries of a cache go.
+//! Keys with a Zipf distribution, for benchmarks and tests of cache eviction.
 
-/// Keys as users ask for them: the number of a key is its rank, and a few are asked for most of the time.
+/// Generates keys with a Zipf distribution: a key's number is its rank, and a few keys make most of the requests.
 pub struct Zipf {
     sums: Vec<f64>,
     state: u64,
@@ -17,7 +17,7 @@ impl Zipf {
         Zipf { sums: sums.collect(), state: 42 }
     }
 
-    /// The same numbers in each run. (xorshift64*)
+    /// A deterministic sequence of random numbers (xorshift64*).
     pub fn random(&mut self) -> u64 {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;

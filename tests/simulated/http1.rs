@@ -1,8 +1,8 @@
 //! HTTP/1 in a simulated world: whatever the network, the disks and the clients do, every request gets its answer,
-//! whole, once and in order, or the connection ends for a reason that can be named; and nothing is left behind.
+//! complete, once and in order, or the connection ends for a reason that can be named; and nothing is left behind.
 //!
-//! The measure is what each request is answered with when nothing goes wrong, and that is compared with what its author
-//! expected. `GALE_SEED` and `GALE_SEEDS` choose the worlds: see CONTRIBUTING.md.
+//! The reference is the answer that each request gets when nothing goes wrong; that answer is compared with the
+//! expectation of the test's author. `GALE_SEED` and `GALE_SEEDS` choose the worlds: see CONTRIBUTING.md.
 
 use std::cell::Cell;
 use std::fmt;
@@ -23,7 +23,7 @@ use crate::support::requests::{
 };
 use crate::support::{Task, address, run};
 
-/// What a connection holds when it is full.
+/// Capacity of a connection in one direction.
 const WINDOW: usize = 64 * 1024;
 
 struct Known {
@@ -40,36 +40,36 @@ fn catalogue() -> &'static [Known] {
     })
 }
 
-/// How a client's part in a connection ends.
+/// How a client ends its connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ending {
     /// Reads all answers and waits until the server closes the connection.
     Waits,
     /// Reads all answers and closes.
     Closes,
-    /// Ends what it sends, and reads until the server closes.
+    /// Shuts down its sending direction and reads until the server closes.
     HalfCloses,
-    /// Closes or resets when it has sent so many bytes, whatever comes.
+    /// Closes or resets after sending this many bytes.
     Vanishes { after: usize, resets: bool },
-    /// Sends so many bytes of one more head, and then nothing.
+    /// Sends this many bytes of another head, and then nothing.
     Stalls { head: usize },
-    /// Stops reading after so many bytes, for longer than the server sends to a client that does not read.
+    /// Stops reading after this many bytes, for longer than the server's send timeout.
     IsDeaf { after: usize },
 }
 
-/// What one client does.
+/// Script of one client.
 #[derive(Clone)]
 struct Plan {
     items: Vec<usize>,
-    /// Waits for every answer before the next request; else requests follow each other at once.
+    /// Waits for every answer before the next request; otherwise requests are pipelined.
     waits: bool,
-    /// Sends pieces of at most so many bytes.
+    /// Largest piece that is sent at once, in bytes.
     piece_max: usize,
     pause: Duration,
     reads: Reading,
     ending: Ending,
     delay: Duration,
-    /// What is sent behind the last of them, although that one ends the connection.
+    /// Request sent after the last one, although that one ends the connection.
     too_late: Option<usize>,
 }
 
@@ -83,7 +83,7 @@ impl fmt::Debug for Plan {
 }
 
 impl Plan {
-    /// A plan of chance.
+    /// Makes a random plan.
     fn new(random: &Random) -> Plan {
         let count = random.up_to(5);
         let mut items = Vec::new();
@@ -116,7 +116,8 @@ impl Plan {
             _ => Reading::Eagerly,
         };
         let piece_max = *random.pick(&[40, 500, 5000, 100_000]);
-        // As slow as that a body takes longer than each of the timeouts, which only count silence. A head must not.
+        // At most slow enough that a body takes longer than each of the timeouts, which only count silence. A head must
+        // not.
         let pauses: &[u64] = if piece_max < 500 { &[0, 100, 20_000] } else { &[0, 100, 20_000, 4_000_000] };
         Plan {
             waits: random.chance(500) && !matches!(ending, Ending::IsDeaf { .. }),
@@ -130,12 +131,12 @@ impl Plan {
         }
     }
 
-    /// Which requests ask for a head only.
+    /// `true` for each request that is a HEAD.
     fn heads(&self) -> Rc<[bool]> {
         self.items.iter().map(|&index| catalogue()[index].item.is_head()).collect()
     }
 
-    /// Waits until so many answers have come.
+    /// Waits until this number of answers have arrived.
     fn awaits(&self, answers: usize) -> Sending {
         let heads = self.heads();
         Sending::Await(Rc::new(move |bytes| Received::new(bytes, &heads).complete >= answers))
@@ -148,7 +149,7 @@ impl Plan {
             if self.waits || item.waits() {
                 sends.push(self.awaits(number));
             }
-            // When the server gives up is counted from the last byte, which is the first one's time, too.
+            // The server's timeout runs from the last byte, so the first byte must be sent at the same time.
             let pause = if matches!(item.after, After::TimedOut(_)) { Duration::ZERO } else { self.pause };
             sends.extend(item.sends(number, self.heads()).into_iter().map(|step| match step {
                 Sending::Bytes(bytes) => Sending::Pieces(bytes, self.piece_max, pause),
@@ -177,7 +178,7 @@ impl Plan {
         sends
     }
 
-    /// What the client may receive at most: the answers of everything that it has begun to send.
+    /// The most that the client may receive: the answers to all requests that it has begun to send.
     fn expected(&self, offered: usize) -> Answer {
         let (mut answer, mut begins) = (Answer::default(), 0);
         for &index in &self.items {
@@ -191,19 +192,19 @@ impl Plan {
         answer
     }
 
-    /// Whether the last answer breaks off because of a file.
+    /// `true` if the last answer breaks off because of a file.
     fn breaks_off(&self) -> bool {
         let last = self.items.last().map(|&index| catalogue()[index].item.after);
         matches!(last, Some(After::BrokenOff(_)))
     }
 
-    /// Whether it may end in the middle of an answer.
+    /// `true` if the connection may end in the middle of an answer.
     fn may_break_off(&self) -> bool {
         matches!(self.ending, Ending::Vanishes { .. } | Ending::IsDeaf { .. }) || self.breaks_off()
     }
 
-    /// Checks what the client has seen of a server that closes connections when it wants, but never within an answer,
-    /// and answers differently only in saying so.
+    /// Checks the transcript of a client of a server that closes connections at any time, but never within an answer.
+    /// Its answers differ only in `Connection: close`.
     fn check_whole_answers(&self, transcript: &Transcript, was_cut: bool) {
         let received = Received::new(&transcript.received, &self.heads());
         assert!(
@@ -213,7 +214,7 @@ impl Plan {
         );
         let keeps = self.expected(transcript.offered).first_difference(&received.bytes);
         if keeps.is_some() {
-            // The last of them says that it is.
+            // Only the last answer announces the end.
             let mut expected = Answer::default();
             for (number, &index) in self.items.iter().enumerate() {
                 let answer = &catalogue()[index].baseline.answer;
@@ -224,7 +225,7 @@ impl Plan {
         }
     }
 
-    /// How long after the last byte that the client sends the server gives up, if that is how it ends.
+    /// Timeout after the client's last byte at which the server gives up, if the plan ends so.
     fn timeout(&self) -> Option<Duration> {
         match (self.ending, self.items.last().map(|&index| catalogue()[index].item.after)) {
             (Ending::Stalls { head: 1.. }, _) => Some(CLIENT_HEADER_TIMEOUT),
@@ -274,7 +275,7 @@ impl ClientPlan for Plan {
             assert_eq!(*end, expected_end);
         }
         if let (Some(time), Some(scripted)) = (self.timeout(), transcript.scripted) {
-            // The time runs when the client has everything that came before.
+            // The timeout begins when the client has received all earlier answers.
             let latest = scripted.max(transcript.last_received) + time + LATENESS;
             let is_right = transcript.ended + LATENESS >= scripted + time && transcript.ended <= latest;
             assert!(is_right, "the server gave up after {:?} instead of {time:?}", transcript.ended - scripted);
@@ -282,15 +283,15 @@ impl ClientPlan for Plan {
     }
 }
 
-/// Clients with plans of chance.
+/// Clients with random plans.
 fn clients(random: &Random) -> Vec<Client<Plan>> {
     (0..random.up_to(8)).map(|_| Client::spawn(Plan::new(random), random)).collect()
 }
 
-/// A head that never becomes whole.
+/// A head that never becomes complete.
 const STALLED_HEAD: &[u8] = b"GET /hello HTTP/1.1\r\nHost: h\r\nX-Slow: ";
 
-/// The first `bytes` bytes of a script, without waiting for anything.
+/// The first `bytes` bytes of a script, without its waits.
 fn cut_off(sends: Vec<Sending>, mut bytes: usize) -> Vec<Sending> {
     let mut cut = Vec::new();
     for step in sends {
@@ -303,9 +304,9 @@ fn cut_off(sends: Vec<Sending>, mut bytes: usize) -> Vec<Sending> {
     cut
 }
 
-/// Runs `test` in a world of each seed, when it is known what requests are answered with.
+/// Runs `test` in a world of each seed, after the reference answers are known.
 fn each_world(test: impl Fn(&Simulation, &Random)) {
-    // In worlds of their own, before this one.
+    // The reference answers come from worlds of their own, before this one.
     catalogue();
     each_seed(SEEDS, |simulation| test(simulation, &Random::new(simulation.seed())));
 }
@@ -352,7 +353,7 @@ fn who_sends_more_than_the_server_wants_gets_the_answers_before() {
     each_world(|simulation, random| {
         simulation.set_faults(Faults::swarm(random));
         add_files(simulation);
-        // Whoever says that nothing more will come and sends more takes back the answer itself.
+        // A client that half-closes and sends more causes a reset, which may take back the answer.
         let ends: Vec<usize> = (0..catalogue().len())
             .filter(|&index| {
                 let item = &catalogue()[index].item;
@@ -387,7 +388,7 @@ fn a_server_that_ends_finishes_what_it_has_begun() {
         add_files(simulation);
         run(simulation, &configuration(), async |serving| {
             let tasks = task_count();
-            // Who sends the next request before the answer has come may lose that answer: TCP takes it back.
+            // A client that pipelines may lose an answer: a reset makes TCP discard it.
             let plan = |_| Plan { waits: true, ..Plan::new(random) };
             let clients: Vec<_> = (0..random.up_to(8)).map(plan).map(|plan| Client::spawn(plan, random)).collect();
             sleep(Duration::from_millis(random.below(4000))).await;
@@ -430,12 +431,12 @@ fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
         simulation.set_faults(Faults { pool_refusals: *random.pick(&[0, 100, 500]), ..Faults::swarm(random) });
         add_files(simulation);
         run(simulation, &configuration(), async |serving| {
-            // When the server starts it takes its share of the machine's: this is less.
+            // The limit is set when the server starts, from the machine's memory; this one is lower.
             gale_runtime::set_leased_bytes_max(*random.pick(&[4096, 65536, 200_000, 1 << 20]));
             let tasks = task_count();
             let clients: Vec<_> = (0..12).map(|_| Client::spawn(Plan::new(random), random)).collect();
             for client in clients {
-                // Answers may be refusals, and may break off.
+                // Requests may be refused, and answers may break off.
                 let check = |plan: &Plan, transcript: &Transcript, _| {
                     Received::new(&transcript.received, &plan.heads());
                 };
@@ -460,7 +461,7 @@ fn many_clients_that_want_the_same_file_from_a_slow_disk_get_it_whole() {
             let tasks = task_count();
             let name = *random.pick(&["a large file", "a large file by sendfile", "a large file by a pool"]);
             let wanted = catalogue().iter().position(|known| known.item.name == name).expect("it is known");
-            // Some leave in the middle, also those who have begun a read that others wait for.
+            // Some clients leave in the middle, among them clients whose read others wait for.
             let clients: Vec<_> = (0..20)
                 .map(|_| Plan { items: vec![wanted], ..Plan::new(random) })
                 .map(|plan| Client::spawn(plan, random))
@@ -487,7 +488,7 @@ fn who_leaves_while_a_disk_hangs_is_not_waited_for_until_it_answers() {
     for seed in 0..20 {
         let simulation = Simulation::new(seed, Faults { task_max: Duration::from_secs(1), ..COLD });
         simulation.add_file(COLD_FILE, &vec![b'x'; COLD_BYTES]).expect("memory for it");
-        // Also behind a filter, which waits for the disk in its client's place.
+        // Every second world has a filter, which waits for the disk in its client's place.
         let filter = if seed % 2 == 0 { "" } else { "sub_filter zz z; sub_filter_types *;" };
         run(
             &simulation,
@@ -510,7 +511,7 @@ fn who_leaves_while_a_disk_hangs_is_not_waited_for_until_it_answers() {
                 let transcript = client.take().await;
                 let (is_whole, waited) = (transcript.received.len() >= COLD_BYTES, transcript.ended);
                 assert!(!is_whole, "seed {seed}: the disk was quick");
-                // Without a length only a reset says that something is missing.
+                // Without a length only a reset shows that the answer is incomplete.
                 let end = if filter.is_empty() { PeerEnd::Closed } else { PeerEnd::Reset };
                 assert_eq!(transcript.end, end, "seed {seed}: at {waited:?}");
                 sleep(Duration::from_secs(10)).await;
@@ -526,7 +527,7 @@ fn what_cannot_be_read_ahead_for_want_of_memory_is_read_when_the_last_piece_has_
         let simulation = Simulation::new(seed, Faults { task_max: Duration::from_millis(100), ..COLD });
         simulation.add_file(COLD_FILE, &vec![b'x'; COLD_BYTES]).expect("memory for it");
         run(&simulation, COLD_SITE, async |_| {
-            // Memory for the largest piece, and not for another one beside it.
+            // Memory for the largest piece, but not for another one beside it.
             gale_runtime::set_leased_bytes_max(250_000);
             let stream = Stream::connect(&address()).await.expect("somebody listens");
             let sends = vec![Sending::Bytes(COLD_REQUEST.into())];

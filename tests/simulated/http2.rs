@@ -1,7 +1,7 @@
-//! HTTP/2 in a simulated world: whatever the network, the disks and the clients do, every stream gets the answer that
-//! its request has alone and over HTTP/1, or ends for a reason that can be named; and nothing is left behind.
+//! HTTP/2 in a simulated world: whatever the network, the disks and the clients do, every stream gets the same answer
+//! as its request gets alone over HTTP/1, or ends for a reason that can be named; and nothing is left behind.
 //!
-//! The requests are those of `http1.rs`. What servers behind do is in `proxy.rs`.
+//! The requests are those of `http1.rs`. Faults of upstream servers are in `proxy.rs`.
 
 use std::fmt;
 use std::rc::Rc;
@@ -23,14 +23,14 @@ use crate::support::requests::{
 };
 use crate::support::{Task, address, run};
 
-/// More than a client has streams.
+/// Most requests of one client; more than it may have concurrent streams.
 const ASKS_MAX: usize = 6;
 
 fn configuration() -> String {
     let text = requests::configuration();
     let limits = "limit_conn simulated_places 1; limit_req zone=simulated_rates;";
     assert!(text.contains(limits), "a place for each connection");
-    // The time of day would have another length in each run: Huffman's code is shorter for some digits.
+    // The time of day would have another length in each run: Huffman codes of some digits are shorter.
     let date = "add_header Date \"Thu, 01 Jan 1970 00:00:00 GMT\" always;";
     text.replace(limits, &format!("http2 on; limit_conn simulated_places {ASKS_MAX}; {date}"))
 }
@@ -40,14 +40,14 @@ struct Known {
     name: &'static str,
     ask: Ask,
     came: Came,
-    /// Its boundaries are others each time.
+    /// Boundaries of multipart bodies differ in each run.
     varies: bool,
-    /// Reading the file fails after so much of it.
+    /// Offset in the body at which reading the file fails.
     breaks_at: Option<usize>,
 }
 
 impl Known {
-    /// Checks what a stream has got of it.
+    /// Checks the part of the answer that a stream has received.
     fn check(&self, came: &Came) {
         let (name, own) = (self.name, &self.came);
         assert!(own.statuses.starts_with(&came.statuses), "{name}: {:?}", came.statuses);
@@ -63,7 +63,7 @@ impl Known {
     }
 }
 
-/// Every request that HTTP/2 has, too, with what a client gets that is alone.
+/// Requests that HTTP/2 can carry, with the answer that a client gets when it is alone.
 fn catalogue() -> &'static [Known] {
     static CATALOGUE: OnceLock<Vec<Known>> = OnceLock::new();
     CATALOGUE.get_or_init(|| {
@@ -102,9 +102,9 @@ fn catalogue() -> &'static [Known] {
     })
 }
 
-/// Runs `test` in a world of each seed, when it is known what requests are answered with.
+/// Runs `test` in a world of each seed, after the reference answers are known.
 fn each_world(test: impl Fn(&Simulation, &Random)) {
-    // In worlds of their own, before this one.
+    // The reference answers come from worlds of their own, before this one.
     catalogue();
     each_seed(SEEDS, |simulation| test(simulation, &Random::new(simulation.seed())));
 }
@@ -114,28 +114,28 @@ fn without_faults_every_request_has_the_answer_of_http1() {
     assert!(catalogue().len() > 45, "{}", catalogue().len());
 }
 
-/// What a client wants of one stream.
+/// Plan of a client for one stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wish {
     Answer,
-    /// Gives it up when so much of the body has come.
+    /// Resets the stream after this many bytes of the body.
     Reset(usize),
-    /// Does not open its window again.
+    /// Never opens the stream's window again.
     Hold,
 }
 
-/// How a client's part in a connection ends.
+/// How a client ends its connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ending {
     /// Waits until the server closes the connection.
     Waits,
-    /// Closes when it has everything.
+    /// Closes after the last answer.
     Closes,
-    /// Closes or resets after some time, whatever comes.
+    /// Closes or resets after this time.
     Vanishes { after: Duration, resets: bool },
 }
 
-/// What one client does.
+/// Script of one client.
 #[derive(Clone)]
 struct Plan {
     asks: Vec<(usize, Wish)>,
@@ -149,7 +149,7 @@ struct Plan {
     delay: Duration,
 }
 
-/// What it has seen.
+/// A client's observations.
 struct Seen {
     streams: Vec<(StreamId, Came)>,
     goaway: Option<(StreamId, ErrorCode)>,
@@ -166,7 +166,7 @@ impl Plan {
             let index = random.below(catalogue().len() as u64) as usize;
             let known = &catalogue()[index];
             if known.varies {
-                continue; // as the time of day
+                continue; // like the time of day
             }
             let length = known.came.body.len();
             let wish = match random.below(8) {
@@ -204,8 +204,8 @@ impl Plan {
         }
     }
 
-    /// Whether a window may have stayed closed for too long: what it lets pass is read slowly, and in small pieces
-    /// where the network has only those.
+    /// `true` if a window may have stayed closed for too long: its data are read slowly, and in small pieces on some
+    /// networks.
     fn is_late_with_windows(&self, came: &Came) -> bool {
         matches!(self.reads, Reading::Slowly(..)) && came.body.len() >= self.window as usize
     }
@@ -288,7 +288,7 @@ impl ClientPlan for Plan {
             _ => {
                 assert_eq!(seen.end, End::Closed);
                 let last = seen.streams.last().map_or(0, |(id, _)| *id);
-                // It is said where that needs no waiting.
+                // GOAWAY is only sent if that needs no waiting.
                 let said = seen.goaway.unwrap_or((last, ErrorCode::NO_ERROR));
                 assert_eq!(said, (last, ErrorCode::NO_ERROR));
             }
@@ -296,12 +296,12 @@ impl ClientPlan for Plan {
     }
 }
 
-/// Clients with plans of chance.
+/// Clients with random plans.
 fn clients(random: &Random) -> Vec<Client<Plan>> {
     (0..random.up_to(6)).map(|_| Client::spawn(Plan::new(random), random)).collect()
 }
 
-/// Has a stream of a request that was begun do as the plan says.
+/// Plays the plan for the stream of a request that was begun.
 async fn want(client: Rc<Http2Client>, id: StreamId, index: usize, wish: Wish, plan: Plan, random: Random) {
     let ask = &catalogue()[index].ask;
     client.send_body(id, &ask.body, plan.piece_max, plan.pause, true, &random).await;
@@ -393,7 +393,7 @@ fn a_client_that_does_not_read_its_socket_loses_the_connection_in_time() {
         run(simulation, &configuration(), async |serving| {
             let tasks = task_count();
             let stream = Stream::connect(&address()).await.expect("somebody listens");
-            // It reads once in a long time: far more than the socket holds waits for it.
+            // It reads rarely: far more data wait for it than the socket holds.
             let client = Http2Client::begin(stream, 1 << 20, Reading::Slowly(1000, SEND_TIMEOUT * 20));
             let get = Ask { method: "GET".into(), target: "/large.bin".into(), ..Ask::default() };
             (0..3).for_each(|_| assert!(client.ask(&get).is_some()));
@@ -412,9 +412,9 @@ fn a_client_that_does_not_read_its_socket_loses_the_connection_in_time() {
     });
 }
 
-/// How long the way is, there or back.
+/// Delay of the network in one direction.
 const DELAY: Duration = Duration::from_millis(25);
-/// Where a way begins that leads to the server.
+/// Address of a relay to the server with a delay.
 const FAR: &str = "192.0.2.3:80";
 const LONG: usize = 16 << 20;
 
@@ -426,7 +426,7 @@ const FAR_SITE: &str = "error_log /log info;
                  location /echo { test_echo; }
                  location /far/ { proxy_http_version 2; proxy_buffering off; proxy_pass http://192.0.2.3:80/; } } }";
 
-/// Has all who connect to [`FAR`] come to the server late.
+/// Adds a delay to all connections to [`FAR`].
 fn lengthen_the_way() {
     let from = SocketAddress::Inet(FAR.parse().expect("an address"));
     let listener = Listener::bind(&from, 64, AcceptOptions::default()).expect("nobody else is there");
@@ -437,7 +437,7 @@ fn lengthen_the_way() {
     });
 }
 
-/// How long an exchange takes, begun by a client that is near or far; the answer is as long as [`LONG`].
+/// Time of an exchange for a near or a far client; the answer has the length of [`LONG`].
 fn time_of(ask: &Ask, is_far: bool) -> Duration {
     let simulation = Simulation::new(1, Faults::NONE);
     simulation.add_file("/www/long.bin", &vec![b'l'; LONG]).expect("memory for it");
@@ -463,7 +463,7 @@ fn time_of(ask: &Ask, is_far: bool) -> Duration {
 fn an_upload_on_a_long_way_through_a_relay_is_not_held_up_by_windows() {
     let ask = Ask { method: "POST".into(), target: "/echo".into(), body: vec![b'u'; LONG], ..Ask::default() };
     let time = time_of(&ask, true);
-    // With the window that it begins with, of 64 KiB, it would take 12 seconds.
+    // With the initial window of 64 KiB it would take 12 seconds.
     assert!(time < Duration::from_millis(1500), "{time:?}");
 }
 
@@ -471,6 +471,6 @@ fn an_upload_on_a_long_way_through_a_relay_is_not_held_up_by_windows() {
 fn a_response_of_a_server_far_behind_a_relay_is_not_held_up_by_windows() {
     let ask = Ask { method: "GET".into(), target: "/far/long.bin".into(), ..Ask::default() };
     let time = time_of(&ask, false);
-    // With the window that it begins with, of 256 KiB, it would take 3 seconds.
+    // With the initial window of 256 KiB it would take 3 seconds.
     assert!(time < Duration::from_millis(1500), "{time:?}");
 }

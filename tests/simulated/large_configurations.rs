@@ -1,4 +1,4 @@
-//! Configurations with thousands of locations: what a block does not mention costs it nothing.
+//! Configurations with thousands of locations: settings that a block does not mention cost it no memory.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn locations(http: &HttpConfiguration) -> Vec<&Scope> {
     http.scopes.iter().filter(|scope| scope.kind == ScopeKind::Location).collect()
 }
 
-/// Of how many modules both have the very same settings, and of how many they have their own.
+/// Number of modules whose settings both scopes share, and number of those with separate settings.
 fn shared_and_own(one: &Scope, other: &Scope) -> (usize, usize) {
     let both = one.confs.iter().flatten().zip(other.confs.iter().flatten());
     let shared = both.map(|(one, other)| Arc::ptr_eq(one, other));
@@ -39,7 +39,7 @@ fn locations_share_what_they_do_not_mention() {
     let (first, files) = (locations[0], locations[1000]);
     for other in &locations[1..1000] {
         assert!(Arc::ptr_eq(&first.core, &other.core), "{:?}", other.name);
-        // Each has a script of its own.
+        // Each location has its own script.
         let (shared, own) = shared_and_own(first, other);
         assert!(own == 1 && shared > 10, "{shared} {own}");
     }

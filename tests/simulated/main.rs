@@ -1,5 +1,5 @@
-//! The tests in simulated worlds. They are a program of their own beside the real binary's: the server runs in the
-//! test's thread, on virtual time, with the settings of a process that the runtime has once.
+//! Tests in simulated worlds. They are a separate test program: the server runs in the test's thread, on virtual time,
+//! and changes the runtime's process-wide settings.
 
 mod support;
 

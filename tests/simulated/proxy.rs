@@ -1,5 +1,5 @@
-//! Proxying in a simulated world: the server behind it stops at every byte of its response, in every way; clients leave
-//! at every byte; disks fail. What a client gets is whole, or it can see that it is not; and nothing is left behind.
+//! Proxying in a simulated world: the upstream server stops at every byte of its response, in every way; clients leave
+//! at every byte; disks fail. A client's response is complete or recognisably incomplete, and nothing is left behind.
 //! Servers speak HTTP/1, or HTTP/2: those stop, reset and go away at every byte and every frame.
 
 use std::cell::{Cell, RefCell};
@@ -51,11 +51,11 @@ const CONFIGURATION: &str = "error_log /log info;
 
 const TARGETS: [&str; 2] = ["/", "/off"];
 
-/// What the server behind the proxy does on one connection after the other, once a request has come.
+/// An upstream server with a script for each connection, which begins when a request has arrived.
 #[derive(Clone, Default)]
 struct Backend {
     script: Rc<RefCell<Vec<Sending>>>,
-    /// What it has seen on connections that have ended.
+    /// Transcripts of connections that have ended.
     transcripts: Rc<RefCell<Vec<Transcript>>>,
     open: Rc<Cell<usize>>,
 }
@@ -85,12 +85,12 @@ impl Backend {
         backend
     }
 
-    /// What it does with the next connections when the end of a request's head has come.
+    /// Sets the script of the next connections; it begins at the end of a request's head.
     fn does(&self, steps: impl IntoIterator<Item = Sending>) {
         self.does_when(|bytes| bytes.windows(4).any(|end| end == b"\r\n\r\n"), steps);
     }
 
-    /// What it does with them when the head of a request has come by HTTP/2.
+    /// Sets the script of the next HTTP/2 connections; it begins after the head of a request.
     fn does_over_http2(&self, steps: impl IntoIterator<Item = Sending>) {
         self.does_when(has_request_of_http2, steps);
     }
@@ -115,7 +115,7 @@ fn bytes(text: &[u8]) -> Sending {
     Sending::Bytes(Bytes::copy_from_slice(text))
 }
 
-/// How the server frames its response.
+/// Framing of the response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Framed {
     Length,
@@ -135,7 +135,7 @@ const RESPONSES: [(Framed, &str); 4] = [
 
 const BODY: &[u8] = b"hello, world";
 
-/// How it stops.
+/// How the server stops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stop {
     Close,
@@ -155,7 +155,7 @@ impl Stop {
     }
 }
 
-/// A server that stops when it has sent so many bytes of a response.
+/// A server that stops after this many bytes of a response.
 #[derive(Clone, Copy, Debug)]
 struct Stopped {
     framed: Framed,
@@ -165,7 +165,7 @@ struct Stopped {
 }
 
 impl Stopped {
-    /// In every way at every byte of every response.
+    /// Every way at every byte of every response.
     fn all() -> impl Iterator<Item = Stopped> {
         RESPONSES.into_iter().flat_map(|(framed, text)| {
             let cuts = (0..=text.len()).flat_map(|cut| Stop::ALL.map(|stop| (cut, stop)));
@@ -182,7 +182,7 @@ impl Stopped {
         self.cut >= self.text.find("\r\n\r\n").expect("an end") + 4
     }
 
-    /// The status of what a client gets, and whether that is whole.
+    /// Status that the client gets, and whether its response is complete.
     fn outcome(self) -> (u16, bool) {
         match self.framed {
             _ if !self.has_sent_head() => (if self.stop == Stop::Stall { 504 } else { 502 }, true),
@@ -192,7 +192,7 @@ impl Stopped {
     }
 }
 
-/// What a client has received: the status, and the body if it is whole.
+/// The client's response: its status, and its body if complete.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     status: u16,
@@ -234,7 +234,7 @@ fn see(transcript: &Transcript) -> Option<Seen> {
     }
 }
 
-/// Nothing is left but what waits for new connections. The idle connections of groups close when their time is over.
+/// Checks that only the accepting tasks are left. Idle connections of groups close at their timeout.
 async fn check_nothing_is_left(simulation: &Simulation, serving: &Serving, backend: &Backend, tasks: usize) {
     let deadline = now() + Duration::from_secs(5000);
     while (serving.connections() > 0 || backend.open.get() > 0) && now() < deadline {
@@ -247,7 +247,7 @@ async fn check_nothing_is_left(simulation: &Simulation, serving: &Serving, backe
     assert_eq!((task_count(), leased_bytes(), panic_count()), (tasks, 0, 0), "tasks, bytes on lease, panics");
 }
 
-/// Runs `main` beside a server and the one behind it.
+/// Runs `main` beside a server and its upstream server.
 fn with_backend(simulation: &Simulation, main: impl AsyncFnOnce(&Backend)) {
     run(simulation, CONFIGURATION, async |serving| {
         let backend = Backend::start();
@@ -284,13 +284,13 @@ fn a_server_that_stops_at_any_byte_breaks_off_that_response_and_nothing_else() {
     });
 }
 
-/// A response of another protocol, where its head ends, and the end of a request for it.
+/// A response of another protocol, the offset at which its head ends, and the end of a request for it.
 fn responses_of_gateways() -> Vec<(&'static str, Vec<u8>, usize, &'static [u8])> {
     let record = |kind: u8, padding: u8, content: &[u8]| {
         let header = [1, kind, 0, 1, 0, content.len() as u8, padding, 0];
         [&header, content, &vec![b'p'; padding.into()][..]].concat()
     };
-    // Without a length a connection that closes ends a response, as with nginx.
+    // Without a length, closing the connection ends a response, as with nginx.
     let with_status = b"Status: 200 OK\r\nContent-Length: 12\r\n\r\nhello";
     let fastcgi = [
         record(6, 3, with_status),
@@ -401,7 +401,7 @@ fn a_client_may_leave_at_any_byte() {
     });
 }
 
-/// Nothing holds a connection to the server once its client has gone.
+/// Waits until no connection to the upstream server is held for a client that has left.
 async fn wait_until_server_is_free(backend: &Backend, what: &dyn std::fmt::Debug) {
     let deadline = now() + Duration::from_secs(60);
     while backend.open.get() > 0 {
@@ -412,7 +412,7 @@ async fn wait_until_server_is_free(backend: &Backend, what: &dyn std::fmt::Debug
 
 const UPLOADS: [&str; 2] = ["/upload", "/upload-off"];
 
-/// The head of an upload, and its body as it goes on the wire: [`BODY`] with a length, or in chunks.
+/// Head of an upload, and its body as sent: [`BODY`] with a length or in chunks.
 fn upload(target: &str, is_chunked: bool) -> (String, &'static str) {
     let (framing, body) = match is_chunked {
         false => ("Content-Length: 12", "hello, world"),
@@ -421,7 +421,7 @@ fn upload(target: &str, is_chunked: bool) -> (String, &'static str) {
     (format!("POST {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{framing}\r\n\r\n"), body)
 }
 
-/// Whether a server has got all of an upload's body, as its framing tells.
+/// `true` if the server has received the complete body of an upload, by its framing.
 fn has_whole_upload(received: &[u8]) -> bool {
     let Some(end) = received.windows(4).position(|end| end == b"\r\n\r\n") else { return false };
     let (head, body) = received.split_at(end + 4);
@@ -437,7 +437,7 @@ fn a_server_that_stops_at_any_byte_while_it_is_sent_a_body_breaks_off_that_respo
         with_backend(simulation, async |backend| {
             for stopped in Stopped::all() {
                 backend.does(stopped.script());
-                // The rest of the body comes when the server has stopped.
+                // The rest of the body arrives after the server has stopped.
                 for (target, is_chunked) in UPLOADS.into_iter().zip([false, true]) {
                     let (head, body) = upload(target, is_chunked);
                     let begun = now();
@@ -470,7 +470,7 @@ fn a_client_may_leave_at_any_byte_of_an_upload_and_the_server_never_takes_it_for
                 for end in [Sending::Close, Sending::Reset] {
                     for cut in 0..post.len() {
                         let what = (target, is_chunked, cut);
-                        // What was sent arrives, and is passed on, before the client leaves.
+                        // The bytes sent arrive and are passed on before the client leaves.
                         let pause = Sending::Pause(Duration::from_millis(20));
                         play(vec![bytes(&post.as_bytes()[..cut]), pause, end.clone()], Reading::Eagerly).await;
                         sleep(Duration::from_millis(20)).await;
@@ -489,8 +489,8 @@ fn a_client_may_leave_at_any_byte_of_an_upload_and_the_server_never_takes_it_for
     });
 }
 
-/// What a client asks for a tunnel with, and the head with which the server agrees: to WebSockets, or to nothing, since
-/// it is only connected to.
+/// A client's request for a tunnel, and the head with which the server agrees: to a WebSocket, or to none because it is
+/// only connected to.
 const TUNNELS: [(&str, &str); 2] = [
     (
         "GET /socket HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
@@ -500,7 +500,7 @@ const TUNNELS: [(&str, &str); 2] = [
 ];
 
 impl Backend {
-    /// What it does with connections that become tunnels with this head.
+    /// Sets the script of connections that become tunnels with this head.
     fn does_in_tunnel(&self, head: &str, steps: impl IntoIterator<Item = Sending>) {
         if head.is_empty() { self.does_when(|_| true, steps) } else { self.does(steps) }
     }
@@ -528,7 +528,7 @@ fn a_server_that_stops_at_any_byte_of_a_tunnel_ends_it_for_the_client() {
                         }
                         let status = if head.is_empty() { 200 } else { 101 };
                         assert_eq!(seen.status, status, "{what:?}: {seen:?}");
-                        // A reset may overtake what was sent before it.
+                        // A reset may overtake data sent before it.
                         let is_all = seen.body == text[head.len()..cut];
                         assert!(is_all || stop == Stop::Reset && BODY.starts_with(&seen.body), "{what:?}: {seen:?}");
                         wait_until_server_is_free(backend, &what).await;
@@ -548,7 +548,7 @@ fn a_client_may_leave_a_tunnel_at_any_byte_and_the_server_is_told() {
                 let said = [asked.as_bytes(), BODY].concat();
                 backend.does_in_tunnel(head, [Sending::Pieces(answer, 3, Duration::from_millis(2))]);
                 for end in [Sending::Close, Sending::Reset] {
-                    // Whatever it has said so far.
+                    // After every prefix of the client's bytes.
                     for cut in 0..said.len() {
                         let pause = Sending::Pause(Duration::from_millis(20));
                         play(vec![bytes(&said[..cut]), pause, end.clone()], Reading::Eagerly).await;
@@ -558,16 +558,16 @@ fn a_client_may_leave_a_tunnel_at_any_byte_and_the_server_is_told() {
                             let at = if head.is_empty() { 0 } else { received.len().min(asked.len()) };
                             let behind = &said[cut.min(asked.len())..cut];
                             let shown = received.escape_ascii();
-                            // In order, and nothing of it is lost on the way to a server that reads.
+                            // In order, and without loss on the way to a server that reads.
                             assert!(received.ends_with(behind) || at == 0 && received.is_empty(), "{cut}: {shown}");
                         }
                     }
-                    // Whatever it has heard so far.
+                    // After every prefix of the server's bytes.
                     for cut in 0..head.len() + BODY.len() + 40 {
                         let came = Sending::Await(Rc::new(move |received| received.len() >= cut));
                         let patience = Sending::Pause(Duration::from_millis(1));
                         let client = play(vec![bytes(&said), came, patience, end.clone()], Reading::Eagerly);
-                        // More than comes in all: the tunnel is idle for too long.
+                        // More than the server sends: the tunnel reaches its idle timeout.
                         client.await;
                         wait_until_server_is_free(backend, &(asked, "heard", cut)).await;
                     }
@@ -580,7 +580,7 @@ fn a_client_may_leave_a_tunnel_at_any_byte_and_the_server_is_told() {
 
 const TARGETS_OF_HTTP2: [&str; 2] = ["/2/", "/2/off"];
 
-/// Whether a HEADERS frame stands behind the preface.
+/// `true` if a HEADERS frame follows the preface.
 fn has_request_of_http2(bytes: &[u8]) -> bool {
     let mut rest = bytes.get(PREFACE.len()..).unwrap_or_default();
     while let Some(header) = FrameHeader::parse(rest) {
@@ -593,13 +593,13 @@ fn has_request_of_http2(bytes: &[u8]) -> bool {
     false
 }
 
-/// A frame of the stream on which the first request of a connection is, or of the connection (0).
+/// A frame of the first request's stream, or of the connection (0).
 fn frame_of(frame_type: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let header = FrameHeader { length: payload.len() as u32, frame_type, flags, stream };
     [&header.to_bytes()[..], payload].concat()
 }
 
-/// Fields as they are, which leave no trace in a table.
+/// Encodes fields as literals that leave the dynamic table unchanged.
 fn fields(list: &[(&str, &str)]) -> Vec<u8> {
     let field = |(name, value): &(&str, &str)| {
         [&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
@@ -607,7 +607,7 @@ fn fields(list: &[(&str, &str)]) -> Vec<u8> {
     list.iter().flat_map(field).collect()
 }
 
-/// A response with all that one can have; its body is [`BODY`].
+/// A response with every kind of frame; its body is [`BODY`].
 fn frames() -> Vec<Vec<u8>> {
     let head =
         |list: &[(&str, &str)], flags| frame_of(frame_type::HEADERS, flag::END_HEADERS | flags, 1, &fields(list));
@@ -622,10 +622,10 @@ fn frames() -> Vec<Vec<u8>> {
     ]
 }
 
-/// How many of the frames there are when the head is there.
+/// Number of frames up to the end of the head.
 const HEAD_FRAMES: usize = 4;
 
-/// Checks what a client has got of a response of which so much had come before the server ended it.
+/// Checks a client's part of a response that the server ended after some frames.
 fn check_cut(seen: Option<Seen>, has_head: bool, is_whole: bool, status_without: u16, what: &dyn std::fmt::Debug) {
     let Some(seen) = seen else { panic!("{what:?}: no answer") };
     if !has_head {
@@ -671,7 +671,7 @@ fn a_server_that_resets_or_goes_away_at_any_frame_breaks_off_that_response_and_n
             let resets = [ErrorCode::NO_ERROR, ErrorCode::PROTOCOL_ERROR, ErrorCode::CANCEL, ErrorCode::REFUSED_STREAM];
             let reset = |code: ErrorCode| frame_of(frame_type::RST_STREAM, 0, 1, &code.0.to_be_bytes());
             let goaway = |last: u32| frame_of(frame_type::GOAWAY, 0, 0, &[&last.to_be_bytes()[..], &[0; 4]].concat());
-            // From its settings on: before them nothing is understood.
+            // Begins after the settings: frames before them are not understood.
             for count in 1..=frames.len() {
                 let (before, rest) = (frames[..count].concat(), frames[count..].concat());
                 let endings =
@@ -706,7 +706,7 @@ fn a_server_of_http2_that_takes_no_body_is_not_waited_for_for_ever() {
             let answer = [frames()[0].clone(), frames()[2..].concat()].concat();
             let reset = |code: ErrorCode| frame_of(frame_type::RST_STREAM, 0, 1, &code.0.to_be_bytes());
             for target in TARGETS_OF_HTTP2 {
-                // A window that never opens. One byte of it does, at first.
+                // A window that never opens, or only opens by one byte.
                 for opened in [0, 1] {
                     let mut said = closed.clone();
                     if opened > 0 {
@@ -718,7 +718,7 @@ fn a_server_of_http2_that_takes_no_body_is_not_waited_for_for_ever() {
                     assert_eq!(seen.status, 504, "{target}");
                     assert!(now().since(begun) < Duration::from_secs(60), "{target}: {:?}", now().since(begun));
                 }
-                // Far more than the window: it is reset in the middle of the body, or answered and not read.
+                // Far more than the window: the stream is reset in the middle of the body, or the answer is not read.
                 backend.does_over_http2([
                     bytes(&frames()[0]),
                     Sending::Pause(Duration::from_millis(50)),
@@ -736,10 +736,10 @@ fn a_server_of_http2_that_takes_no_body_is_not_waited_for_for_ever() {
 
 /// Longer than all buffers.
 const LONG: usize = 2 << 20;
-/// What may be held of it: buffers, what is written to a file at once, and what is on its way to the client.
+/// Limit of memory for it: buffers, data being written to a file, and data on the way to the client.
 const HELD_MAX: usize = 512 * 1024;
 
-/// A slow client of a fast server; returns when the server was done, and what the most was that was held in memory.
+/// A slow client of a fast server. Returns when the server was done, and the most memory held.
 fn slow_client(simulation: &Simulation, target: &'static str) -> (Duration, Duration, usize) {
     let body: Vec<u8> = (0..LONG as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let mut result = None;

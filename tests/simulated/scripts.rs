@@ -1,5 +1,5 @@
-//! Scripts of a configuration in a simulated world: what is put together from variables and groups is what a plain
-//! model says, and a file that is slow to be looked at delays nobody else.
+//! Scripts of a configuration in a simulated world: text built from variables and groups equals that of a simple model,
+//! and slow file checks delay no other request.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use proptest::prelude::*;
 
 use crate::support::{Task, address, run};
 
-/// Worlds per property: some hundred a second.
+/// Worlds for each property; some hundred run in a second.
 const CASES: u32 = 150;
 
-/// The body of the answer to a request on a connection of its own, and when it was there.
+/// Body of the answer to a request on its own connection, and time of its arrival.
 async fn ask(path: String) -> (String, Moment) {
     let stream = Stream::connect(&address()).await.expect("somebody listens");
     let request = format!("GET {path} HTTP/1.0\r\n\r\n");
@@ -23,7 +23,7 @@ async fn ask(path: String) -> (String, Moment) {
     (body.to_owned(), transcript.last_received)
 }
 
-/// A server with this in its block.
+/// A server with this text in its block.
 fn configuration(server: &str) -> String {
     format!(
         "error_log /log;
@@ -54,7 +54,7 @@ fn part() -> impl Strategy<Value = Part> {
     ]
 }
 
-/// Spelled, what follows cannot be taken for a part of a name.
+/// Spelling of the parts, such that the text after a variable cannot be taken for a part of its name.
 fn written(parts: &[Part]) -> String {
     let mut text = String::new();
     for (index, part) in parts.iter().enumerate() {
@@ -70,7 +70,7 @@ fn written(parts: &[Part]) -> String {
     text
 }
 
-/// A part of a path, as it is sent and as it is meant.
+/// A piece of a path, encoded and decoded.
 fn piece() -> impl Strategy<Value = (String, String)> {
     let piece = prop_oneof![
         4 => "[a-z&=]{1,3}".prop_map(|text| (text.clone(), text)),
@@ -95,7 +95,7 @@ fn encoded(text: &str) -> String {
 #[derive(Clone, Debug)]
 struct Asked {
     pieces: [(String, String); 2],
-    /// The value of the argument that texts refer to.
+    /// Value of the argument that texts refer to.
     argument: Option<String>,
 }
 
@@ -118,7 +118,7 @@ impl Asked {
         self.argument.as_ref().map(|argument| format!("q={argument}")).unwrap_or_default()
     }
 
-    /// What the parts stand for.
+    /// Value of the parts.
     fn text(&self, parts: &[Part], encodes: bool) -> String {
         let value = |part: &Part| match part {
             Part::Literal(literal) => literal.clone(),
@@ -130,7 +130,7 @@ impl Asked {
         parts.iter().map(value).collect()
     }
 
-    /// What becomes of the URI by a `rewrite` to `/echo` and these parts.
+    /// URI after a `rewrite` to `/echo` and these parts.
     fn rewritten(&self, parts: &[Part]) -> String {
         let (parts, drops_args) = match parts.split_last() {
             Some((Part::Question, parts)) => (parts, true),
@@ -205,6 +205,6 @@ fn a_file_that_is_slow_to_be_looked_at_delays_nobody_else() {
             at.since(begun)
         });
     }
-    // Three questions of at most ten seconds each: on average it took half of that.
+    // Three checks of at most ten seconds each: the average was half of that.
     assert!(waited > SLOW * 20, "the files were not slow at all: {waited:?}");
 }

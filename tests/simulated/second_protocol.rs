@@ -1,5 +1,5 @@
-//! A second protocol beside http: a block of its own that echoes what it is sent, made of nothing but what the engine
-//! offers to every protocol. It proves that http is not the only thing that the engine can serve.
+//! A second protocol beside http: a block that echoes its input, built only from the engine's interface for protocols.
+//! It proves that the engine can serve other protocols than http.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -50,7 +50,7 @@ static ECHO: Module = Module {
     ..Module::EMPTY
 };
 
-/// The server speaks first in protocols such as this may become: nothing is deferred.
+/// Not deferred, as for protocols in which the server speaks first.
 const DEFAULTS: ListenDefaults = ListenDefaults { port: 7, deferred: false, datagrams: false };
 
 #[derive(Default)]
@@ -73,7 +73,7 @@ fn block(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(),
     builder.add_service(ServiceSpec::per_worker("echo pulse", Pulse), statement.span)
 }
 
-/// What runs beside its connections.
+/// A service beside the protocol's connections.
 struct Pulse;
 
 thread_local! {
@@ -236,7 +236,7 @@ fn order() -> &'static Order {
     Box::leak(Box::new(Order { modules: modules.leak(), protocols: ORDER.protocols, figures: None }))
 }
 
-/// Sends a text and takes as much back; `None` when the connection is closed before.
+/// Sends a text and reads as many bytes; `None` when the connection is closed before.
 async fn echoed(stream: &Stream, text: &[u8]) -> Option<Vec<u8>> {
     let mut output = Output::new();
     output.append(text).expect("memory");
@@ -251,7 +251,7 @@ async fn echoed(stream: &Stream, text: &[u8]) -> Option<Vec<u8>> {
     Some(input.readable().to_vec())
 }
 
-/// Whether the connection is closed, without a byte.
+/// `true` if the connection is closed without a byte.
 async fn is_closed(stream: &Stream) -> bool {
     let mut input = Buffer::new();
     matches!(stream.recv(&mut input, 100).await, Ok(0) | Err(_))
@@ -274,7 +274,7 @@ fn two_protocols_are_served_by_one_loop_and_count_together() {
             let stream = Stream::connect(&echo_address()).await.expect("the echo listens");
             assert_eq!(echoed(&stream, b"one").await.as_deref(), Some(&b"one"[..]));
             assert!(hello_is_answered().await);
-            // There is room for two: the third connection takes the place of one that is idle, whatever that speaks.
+            // Room for two connections: the third one takes the place of an idle one of either protocol.
             let others = [echo_address(), echo_address()];
             let mut open = Vec::new();
             for address in others {
@@ -295,7 +295,7 @@ fn a_reload_without_its_block_ends_a_protocol_and_not_the_other() {
     site.run(Default::default(), async |serving| {
         let stream = Stream::connect(&echo_address()).await.expect("the echo listens");
         assert_eq!(echoed(&stream, b"one").await.as_deref(), Some(&b"one"[..]));
-        // The same configuration again: nothing happens to its connections.
+        // The same configuration again leaves connections alone.
         serving.commit(SLOT, site.build()).await;
         assert_eq!(echoed(&stream, b"two").await.as_deref(), Some(&b"two"[..]));
         serving.commit(SLOT, site.build_text(HTTP_ALONE)).await;

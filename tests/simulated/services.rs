@@ -1,4 +1,4 @@
-//! Services in a simulated world: when they run, how they end, and that there is one at a time whatever happens.
+//! Services in a simulated world: when they run, how they end, and that each one runs only once at a time.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use gale_runtime::{LoopOptions, Moment, now, sleep, task_count, yield_now};
 
 use crate::support::{SLOT, Site};
 
-/// No protocol at all: a service needs none.
+/// No protocol: services need none.
 static ORDER: Order = Order { modules: &[&core::MODULE, &event::MODULE, &MODULE], protocols: &[], figures: None };
 
 static MODULE: Module = Module {
@@ -94,15 +94,15 @@ impl Recorded {
 }
 
 thread_local! {
-    /// What services have done, with the second in which they did.
+    /// Events of services, with their second.
     static RECORD: RefCell<Vec<(u64, String)>> = const { RefCell::new(Vec::new()) };
-    /// When the record begins.
+    /// Start of the record.
     static START: RefCell<Option<Moment>> = const { RefCell::new(None) };
-    /// Whether a service has run twice at a time; a panic there would only end one of them.
+    /// Set if a service has run twice at a time; a panic there would only end one of them.
     static HAS_OVERLAPPED: Cell<bool> = const { Cell::new(false) };
-    /// What a task would have that outlives its service.
+    /// Keeps a share of the lock, like a task that outlives its service.
     static KEPT: RefCell<Option<LockShare>> = const { RefCell::new(None) };
-    /// The services that run.
+    /// Running services.
     static ALIVE: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -111,7 +111,7 @@ fn record(what: String) {
     RECORD.with_borrow_mut(|record| record.push((now().since(start).as_secs(), what)));
 }
 
-/// From the beginning of a service to its end, however that comes.
+/// Recorded lifetime of a service, from its beginning to any end.
 struct Life(Context<Recorded>);
 
 impl Life {
@@ -133,12 +133,12 @@ impl Drop for Life {
     }
 }
 
-/// What was recorded since the last time.
+/// Events since the last call.
 fn recorded() -> Vec<(u64, String)> {
     RECORD.take()
 }
 
-/// The seconds in which this was recorded since the last time.
+/// Seconds of this event since the last call of [`recorded`].
 fn seconds_of(what: &str) -> Vec<u64> {
     recorded().into_iter().filter(|(_, recorded)| recorded == what).map(|(second, _)| second).collect()
 }
@@ -147,7 +147,7 @@ fn site<'s>(simulation: &'s Simulation, services: &str) -> Site<'s> {
     Site::with_order(simulation, &ORDER, &format!("events {{ }} {services}"))
 }
 
-/// Runs `main` in a world without faults, beside these services. The record begins anew.
+/// Runs `main` in a world without faults, beside these services. The record starts empty.
 fn run(services: &str, main: impl AsyncFnOnce(&Site, &mut Serving)) {
     let simulation = Simulation::new(1, Faults::NONE);
     begin_record();
@@ -156,7 +156,7 @@ fn run(services: &str, main: impl AsyncFnOnce(&Site, &mut Serving)) {
     assert!(!HAS_OVERLAPPED.get());
 }
 
-/// A path for the lock file of a test.
+/// Path of the lock file of a test.
 fn lock_path(test: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}.lock", std::process::id()))
 }
@@ -185,7 +185,7 @@ fn every_runs_at_once_then_each_period_and_leaves_out_what_was_missed() {
         let of = |name: &str| -> Vec<u64> {
             all.iter().filter(|(_, what)| what.split(' ').next() == Some(name)).map(|(second, _)| *second).collect()
         };
-        // The first is the beginning.
+        // The first one is the start.
         assert_eq!(of("quick"), [0, 0, 10, 20, 30, 40, 50, 60, 70, 80]);
         assert_eq!(of("slow"), [0, 0, 10, 20, 50, 60, 70, 80]);
     });
@@ -247,7 +247,7 @@ fn drain_waits_for_a_service_that_writes_and_drops_one_that_never_ends() {
         let ends: Vec<(u64, String)> = recorded();
         let expected = [(15, "every ends"), (17, "writes written"), (17, "writes ends"), (20, "stuck ends")];
         assert_eq!(ends, expected.map(|(second, what)| (second, what.to_owned())));
-        // A change that was under way starts nothing any more.
+        // A change in progress starts nothing any more.
         serving.settled();
         seconds(100).await;
         assert!(recorded().is_empty());
@@ -278,7 +278,7 @@ fn replaced_service_is_waited_for_by_its_successor() {
             reload(site, serving, "service one writes;").await;
         }
         seconds(20).await;
-        // Those in the middle were to end before they began.
+        // The middle ones were to end before they began.
         assert_eq!(seconds_of("one begins"), [0, 3]);
     });
 }

@@ -1,15 +1,15 @@
-//! The real binary under test: its directory, its processes, its logs, and what the service manager hears.
+//! Runs the real binary: its directory, its processes, its logs, and its messages to the service manager.
 //!
 //! Every wait is a wait on a descriptor (the service manager's socket, a pidfd, inotify, a connection) with a generous
-//! deadline; nothing sleeps, and nothing is tried again and again until it happens to work.
+//! deadline; nothing sleeps, and nothing is retried until it happens to work.
 //!
 //! Addresses. nginx's language cannot ask for "any free port", and a port that a test has found free may be taken a
 //! moment later. So most tests use a Unix socket in the server's own directory (`%UNIX%`). Where TCP matters, `%TCP%`,
-//! `%TCP2%` and `%TCP3%` are addresses that nobody else can have: all of 127.0.0.0/8 is this machine, so the test
-//! process's number makes the address (a quarter of 127.0.0.0/8 holds every process number that Linux gives out, and a
-//! number belongs to one process at a time), and a counter makes the port, below the range from which the kernel takes
-//! ports of its own accord. `%PORT%` is the port of `%TCP%` alone, for wildcards and IPv6, which test programs that run
-//! at the same time might share: to be used sparingly, and for datagrams with `turn_of_wildcards`.
+//! `%TCP2%` and `%TCP3%` are unique addresses: all of 127.0.0.0/8 is this machine, so the test's process number makes
+//! the address (a quarter of 127.0.0.0/8 holds every process number of Linux, and a number belongs to one process at a
+//! time), and a counter makes the port, below the kernel's range of ephemeral ports. `%PORT%` is the port of `%TCP%`
+//! alone, for wildcards and IPv6; concurrent test programs might share it, so it is used sparingly, and for datagrams
+//! with `turn_of_wildcards`.
 //!
 //! A server's processes are recognised by their working directory, which is the test's own.
 
@@ -60,13 +60,13 @@ pub use processes::{
 pub use skips::skip;
 pub use small_disk::SmallDisk;
 
-/// Why a test of disks is skipped.
+/// Reason for skipping a test of disks.
 pub const NO_MOUNTS: &str = "no file system can be mounted here";
 
-/// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
+/// Long enough for a debug build on a busy machine; only a failing test waits so long.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
-/// The interface of the kernel that `use` names.
+/// Kernel interface, as named by `use`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
     Epoll,
@@ -82,7 +82,7 @@ impl Driver {
     }
 }
 
-/// Makes of functions that take a [`Driver`] one test for each driver: `epoll::NAME` and `io_uring::NAME`.
+/// Expands functions that take a [`Driver`] into one test for each driver: `epoll::NAME` and `io_uring::NAME`.
 macro_rules! with_each_driver {
     ($($(#[$attribute:meta])* $name:ident),* $(,)?) => {
         mod epoll {
@@ -95,13 +95,14 @@ macro_rules! with_each_driver {
 }
 pub(crate) use with_each_driver;
 
-/// The user and group that Linux calls nobody.
+/// User and group `nobody` on Linux.
 pub const NOBODY: u32 = 65534;
 
-/// The version of the kernel's Landlock; skips and gives none where that restricts no worker process (before 2).
+/// Returns the kernel's version of Landlock; skips and returns `None` where Landlock cannot restrict workers (before
+/// 2).
 pub fn landlock() -> Option<i64> {
     const VERSION: libc::c_ulong = 1;
-    // SAFETY: with this flag the call takes no ruleset, and tells a number.
+    // SAFETY: with this flag the call takes no ruleset and returns a number.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<()>(), 0, VERSION) };
     if version < 2 || std::env::var_os("GALE_TEST_KERNEL_MAX").is_some() {
         skip("the kernel has no Landlock, or none that is used");
@@ -110,20 +111,20 @@ pub fn landlock() -> Option<i64> {
     Some(version)
 }
 
-/// Whether the tests run as root. A test that needs root is skipped without.
+/// `true` if the tests run as root. Tests that need root are skipped otherwise.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Until it is dropped no other test has this: for datagrams at a wildcard address, which the kernel lets two servers
-/// have at once (both with `SO_REUSEADDR`, as in nginx) and gives to the later one.
+/// While this lock is held no other test has it. It serves datagrams at a wildcard address: the kernel lets two servers
+/// bind the same one (both with `SO_REUSEADDR`, as in nginx) and delivers to the later one.
 pub fn turn_of_wildcards() -> File {
     let file = File::create(std::env::temp_dir().join("gale-test-wildcards")).expect("a file");
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("a turn");
     file
 }
 
-/// Tries again what returns `None` where the machine was too slow for it, with a new start each time.
+/// Repeats an attempt that returns `None` because the machine was too slow.
 #[track_caller]
 pub fn until_in_time<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + DEADLINE;
@@ -135,7 +136,7 @@ pub fn until_in_time<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T
     }
 }
 
-/// An address that is bound and not listened at for as long as the socket is kept: connecting to it is refused.
+/// An address whose socket is bound but does not listen: connections are refused while the socket is kept.
 pub fn dead_address() -> (OwnedFd, SocketAddr) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a socket");
@@ -144,7 +145,7 @@ pub fn dead_address() -> (OwnedFd, SocketAddr) {
     (socket, address)
 }
 
-/// A process that does nothing, until it is dropped: one whose number is the test's own.
+/// An idle process, until it is dropped: its process number belongs to the test.
 pub struct IdleProcess(Child);
 
 impl IdleProcess {
@@ -160,13 +161,13 @@ impl IdleProcess {
 
 impl Drop for IdleProcess {
     fn drop(&mut self) {
-        // It reads its standard input to the end.
+        // The process reads its standard input to the end.
         drop(self.0.stdin.take());
         let _ = self.0.wait();
     }
 }
 
-/// How a server is to be started.
+/// Options for starting a server.
 #[derive(Clone, Debug)]
 pub struct Setup {
     configuration: String,
@@ -182,8 +183,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A whole configuration. `%DIR%`, `%UNIX%`, `%TCP%`, `%TCP2%`, `%TCP3%` are replaced in it; only what it says
-    /// applies.
+    /// A complete configuration, in which `%DIR%`, `%UNIX%`, `%TCP%`, `%TCP2%`, `%TCP3%` are replaced. Nothing is
+    /// added.
     pub fn configuration(text: &str) -> Setup {
         Setup {
             configuration: text.to_owned(),
@@ -199,48 +200,48 @@ impl Setup {
         }
     }
 
-    /// The contents of the http block; the rest is what a test wants: no daemon, two workers, every message in
+    /// Contents of the http block. The rest of the configuration suits tests: no daemon, two workers, all messages in
     /// `%DIR%/error.log`, requests in `%DIR%/access.log`.
     pub fn http(driver: Driver, text: &str) -> Setup {
         Setup::configuration(&http_configuration(driver, text))
     }
 
-    /// The contents of the stream block. A session is a line in `%DIR%/access.log`, if a server says `%LOG%`.
+    /// Contents of the stream block. A server with `%LOG%` logs each session in `%DIR%/access.log`.
     pub fn stream(driver: Driver, text: &str) -> Setup {
         Setup::configuration(&stream_configuration(driver, text))
     }
 
-    /// One server on `%UNIX%` with this in its block.
+    /// Contents of the block of one server on `%UNIX%`.
     pub fn server(driver: Driver, text: &str) -> Setup {
         Setup::http(driver, &format!("server {{\n listen %UNIX%;\n{text}\n}}"))
     }
 
-    /// The same with every `from` in the configuration replaced.
+    /// Replaces every `from` in the configuration.
     pub fn replace(mut self, from: &str, to: &str) -> Setup {
         assert!(self.configuration.contains(from), "{from} is not in the configuration");
         self.configuration = self.configuration.replace(from, to);
         self
     }
 
-    /// A file in the server's directory, before the start.
+    /// Writes a file in the server's directory before the start.
     pub fn file(mut self, path: &str, contents: impl AsRef<[u8]>) -> Setup {
         self.files.push((path.to_owned(), contents.as_ref().to_owned()));
         self
     }
 
-    /// As [`Setup::file`], with `%DIR%` and so on replaced.
+    /// [`Setup::file`] with `%DIR%` and so on replaced.
     pub fn template(mut self, path: &str, contents: &str) -> Setup {
         self.templates.push((path.to_owned(), contents.to_owned()));
         self
     }
 
-    /// A symbolic link in the server's directory, before the start.
+    /// Makes a symbolic link in the server's directory before the start.
     pub fn link(mut self, target: &str, path: &str) -> Setup {
         self.links.push((target.to_owned(), path.to_owned()));
         self
     }
 
-    /// One more word on the command line; `%DIR%` and so on are replaced.
+    /// Adds a word to the command line; `%DIR%` and so on are replaced.
     pub fn argument(mut self, word: &str) -> Setup {
         self.arguments.push(word.into());
         self
@@ -251,25 +252,25 @@ impl Setup {
         self
     }
 
-    /// The name that the program is started under.
+    /// Sets the name under which the program is started.
     pub fn program(mut self, name: &'static str) -> Setup {
         self.program = name;
         self
     }
 
-    /// As an ordinary user also when the tests run as root.
+    /// Starts the server as an ordinary user even when the tests run as root.
     pub fn unprivileged(mut self) -> Setup {
         self.is_unprivileged = true;
         self
     }
 
-    /// With this umask.
+    /// Sets the umask.
     pub fn umask(mut self, umask: u32) -> Setup {
         self.umask = Some(umask);
         self
     }
 
-    /// As with `ulimit -c unlimited`, as far as that is possible here.
+    /// Allows core files of any size (`ulimit -c unlimited`), as far as the hard limit permits.
     pub fn may_leave_core_files(mut self) -> Setup {
         self.may_leave_core_files = true;
         self
@@ -288,8 +289,8 @@ impl Setup {
         self.launch_in(Directory::new(), &[])
     }
 
-    /// Starts the server in a directory that is there already, as a service manager starts it who has opened these
-    /// sockets for it (`LISTEN_FDS`), without waiting.
+    /// Starts the server in an existing directory and passes it these open sockets (`LISTEN_FDS`), as a service manager
+    /// does; does not wait.
     pub fn launch_in(self, directory: Directory, sockets: &[OwnedFd]) -> Server {
         for (path, contents) in &self.files {
             directory.write(path, contents);
@@ -306,7 +307,7 @@ impl Setup {
         Server { directory, child, status: None, notify }
     }
 
-    /// The command that starts the binary with `-c` in this directory. Its standard error is the file `stderr` there.
+    /// The command that starts the binary with `-c` in this directory. Standard error goes to the file `stderr` there.
     fn command(&self, directory: &Directory, sockets: &[OwnedFd]) -> Command {
         processes::adopt_orphans();
         let mut command = match sockets {
@@ -345,7 +346,7 @@ impl Setup {
     }
 }
 
-/// The whole configuration around the contents of an http block.
+/// The complete configuration around the contents of an http block.
 pub fn http_configuration(driver: Driver, text: &str) -> String {
     configuration(
         driver,
@@ -353,14 +354,14 @@ pub fn http_configuration(driver: Driver, text: &str) -> String {
     )
 }
 
-/// The whole configuration around the contents of a stream block.
+/// The complete configuration around the contents of a stream block.
 pub fn stream_configuration(driver: Driver, text: &str) -> String {
     configuration(driver, &format!("stream {{\n{text}\n}}").replace("%LOG%", "access_log %DIR%/access.log line;"))
 }
 
-/// The whole configuration around these blocks.
+/// The complete configuration around these blocks.
 pub fn configuration(driver: Driver, blocks: &str) -> String {
-    // Workers get no other variables than those that are named.
+    // Workers inherit only the variables that are named.
     let environment =
         if std::env::var_os("GALE_TEST_KERNEL_MAX").is_some() { "env GALE_TEST_KERNEL_MAX;\n" } else { "" };
     format!(
@@ -378,8 +379,8 @@ events {{
     )
 }
 
-/// The binary under test. It is reached through a descriptor when another user runs it, who may not be allowed to walk
-/// to the build directory.
+/// The binary under test. Another user runs it through a descriptor, because that user may lack permission to walk to
+/// the build directory.
 pub fn binary(is_unprivileged: bool) -> Command {
     const PATH: &str = env!("CARGO_BIN_EXE_gale");
     if !(is_unprivileged && is_root()) {
@@ -392,17 +393,17 @@ pub fn binary(is_unprivileged: bool) -> Command {
     command
 }
 
-/// The binary under test with these sockets from number 3 on. `LISTEN_PID` is its process number, which only a shell
-/// can know that becomes it.
+/// The binary under test with these sockets at descriptors 3 and up. `LISTEN_PID` is its process number, so a shell
+/// sets the variable and then executes the binary.
 fn activated(sockets: &[OwnedFd]) -> Command {
-    /// Beyond the numbers that anything has here.
+    /// Higher than any descriptor in use here.
     const APART: i32 = 200;
     let numbers: Vec<i32> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new("sh");
     command.arg("-c").arg("LISTEN_PID=${LISTEN_PID-$$}; export LISTEN_PID; exec \"$@\"").arg("sh");
     command.arg(env!("CARGO_BIN_EXE_gale")).env("LISTEN_FDS", sockets.len().to_string());
     let place = move || {
-        // First out of the way of each other.
+        // First move the descriptors out of each other's way.
         let apart: Vec<i32> =
             // SAFETY: `fcntl` and `dup2` only change the new process's own table of descriptors.
             numbers.iter().map(|number| unsafe { libc::fcntl(*number, libc::F_DUPFD_CLOEXEC, APART) }).collect();
@@ -429,43 +430,43 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server on `%UNIX%` with this in its block.
+    /// Starts a server on `%UNIX%` with this text in its block.
     #[track_caller]
     pub fn start(driver: Driver, text: &str) -> Server {
         Setup::server(driver, text).start()
     }
 
-    /// A connection to `%UNIX%`.
+    /// Connects to `%UNIX%`.
     #[track_caller]
     pub fn connect(&self) -> Client {
         Client::unix(&self.directory.path().join("gale.sock"))
     }
 
-    /// A connection to `%TCP%`, `%TCP2%` or `%TCP3%`, numbered from 1.
+    /// Connects to `%TCP%`, `%TCP2%` or `%TCP3%`, numbered from 1.
     #[track_caller]
     pub fn connect_tcp(&self, number: usize) -> Client {
         Client::tcp(self.directory.address(number))
     }
 
-    /// Asks for `path` on a connection of its own to `%UNIX%`.
+    /// Requests `path` on a new connection to `%UNIX%`.
     #[track_caller]
     pub fn get(&self, path: &str) -> Response {
         self.connect().get(path)
     }
 
-    /// The process that was started: the master, unless that became a daemon.
+    /// Process number of the started process: the master, unless it became a daemon.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// The master, as the pid file tells.
+    /// Process number of the master, from the pid file.
     #[track_caller]
     pub fn pid_in_file(&self) -> Pid {
         let text = self.directory.read("pid");
         Pid::from_raw(text.trim_end().parse().expect("a number")).expect("positive")
     }
 
-    /// The worker process. (The helper of a reload may still be about to end when that is over.)
+    /// Process number of the worker. (The helper of a reload may end shortly after the reload.)
     #[track_caller]
     pub fn worker(&self) -> Pid {
         let mut children = children_of(self.pid_in_file());
@@ -477,7 +478,7 @@ impl Server {
         }
     }
 
-    /// Does something while the worker process does not run: it finds all of it at once.
+    /// Runs `act` while the worker process is stopped, so that the worker sees all effects at once.
     #[track_caller]
     pub fn with_worker_stopped(&self, act: impl FnOnce()) {
         let worker = self.worker();
@@ -492,21 +493,21 @@ impl Server {
         rustix::process::kill_process(self.pid(), signal).expect("it runs");
     }
 
-    /// Writes another configuration and tells the master; returns when the reload has ended, well or not.
+    /// Writes a new configuration and signals the master; returns when the reload has succeeded or failed.
     #[track_caller]
     pub fn reload(&mut self, configuration: &str) {
         self.begin_reload(configuration);
         self.wait_reloaded();
     }
 
-    /// Writes another configuration and tells the master.
+    /// Writes a new configuration and signals the master.
     #[track_caller]
     pub fn begin_reload(&self, configuration: &str) {
         self.directory.write("gale.conf", self.directory.replaced(configuration));
         rustix::process::kill_process(self.pid_in_file(), Signal::HUP).expect("it runs");
     }
 
-    /// Returns when the reload has ended, well or not.
+    /// Waits until the reload has succeeded or failed.
     #[track_caller]
     pub fn wait_reloaded(&mut self) {
         self.wait_notified("RELOADING=1");
@@ -519,12 +520,12 @@ impl Server {
         self.reload(&http_configuration(driver, text));
     }
 
-    /// Waits until the service manager has heard a message that begins so.
+    /// Waits until the service manager has received a message with this beginning.
     #[track_caller]
     pub fn wait_notified(&mut self, beginning: &str) {
         let end = Instant::now() + DEADLINE;
         let mut heard = [0; 256];
-        // A server that fails is not waited for.
+        // The wait ends when the server fails.
         let process = rustix::process::pidfd_open(self.pid(), PidfdFlags::empty()).ok();
         loop {
             while let Ok(length) = self.notify.recv(&mut heard) {
@@ -540,7 +541,7 @@ impl Server {
         }
     }
 
-    /// Waits until something is true of which no file in its directory itself tells: looks again and again.
+    /// Polls for a condition that no file in the server's directory itself reveals.
     #[track_caller]
     pub fn look_until(&self, what: &str, mut is_true: impl FnMut() -> bool) {
         let end = Instant::now() + DEADLINE;
@@ -556,7 +557,7 @@ impl Server {
         self.directory.wait_line("error.log", text)
     }
 
-    /// Waits until `text` stands in so many lines of `error.log`.
+    /// Waits until this number of lines in `error.log` contain `text`.
     #[track_caller]
     pub fn wait_logged_times(&self, text: &str, times: usize) {
         self.directory.wait_until(&format!("{times} lines with \"{text}\" in error.log"), |directory| {
@@ -570,12 +571,12 @@ impl Server {
         self.directory.try_read("error.log").unwrap_or_default()
     }
 
-    /// What the server has written to its standard error.
+    /// The server's standard error so far.
     pub fn stderr(&self) -> String {
         self.directory.read("stderr")
     }
 
-    /// Waits until the process that was started has ended.
+    /// Waits until the started process has ended.
     #[track_caller]
     pub fn wait_exited(&mut self) -> ExitStatus {
         if let Some(status) = self.status {
@@ -587,7 +588,7 @@ impl Server {
         status
     }
 
-    /// Stops it with SIGTERM: it ends well and leaves nothing behind, and nothing went wrong before.
+    /// Stops the server with SIGTERM. Asserts that it succeeds, leaves nothing behind, and logged no failure before.
     #[track_caller]
     pub fn stop(mut self) {
         let log = self.log();
@@ -597,7 +598,7 @@ impl Server {
         self.end(Signal::TERM);
     }
 
-    /// Stops it with this signal: it ends well and leaves nothing behind.
+    /// Stops the server with this signal. Asserts that it succeeds and leaves nothing behind.
     #[track_caller]
     pub fn end(&mut self, signal: Signal) {
         self.signal(signal);
@@ -606,7 +607,7 @@ impl Server {
         self.assert_nothing_left();
     }
 
-    /// Neither a process nor a pid file nor a socket file is there any more.
+    /// Asserts that no process, pid file or socket file is left.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
         let left = processes::wait_none_left(self.directory.path());
@@ -617,7 +618,7 @@ impl Server {
     }
 }
 
-/// Everything that explains a failed test.
+/// Everything that helps to explain a failed test.
 impl std::fmt::Display for Server {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for name in ["gale.conf", "stderr", "error.log"] {
@@ -629,7 +630,7 @@ impl std::fmt::Display for Server {
 }
 
 impl Drop for Server {
-    /// Tests end their server; this is for those that fail, and for what they have left behind.
+    /// Tests stop their server themselves; this cleans up after failed ones.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,24 +1,24 @@
-//! A test that mounts something, or changes how packets are routed, runs in a process and a namespace of its own, since
-//! that would change how every other server on the machine works.
+//! Runs a test in a process and a namespace of its own. Tests that mount something or change the routing of packets
+//! need that, because they would affect every other server on the machine.
 
 use std::process::Command;
 
 use super::{is_root, skip};
 
-/// Whether this is a process with mounts of its own. If not, the test is run once more in one that is.
+/// `true` in a process with its own mounts. Otherwise the test is run once more in such a process.
 #[track_caller]
 pub fn has_own_mounts() -> bool {
     has_own("--mount", "GALE_TEST_HAS_OWN_MOUNTS", "only root can mount file systems")
 }
 
-/// Whether this is a process with a network of its own, in which nothing is up. If not, the test is run once more in
-/// one that is.
+/// `true` in a process with its own network, in which no interface is up. Otherwise the test is run once more in such a
+/// process.
 #[track_caller]
 pub fn has_own_network() -> bool {
     has_own("--net", "GALE_TEST_HAS_OWN_NETWORK", "only root can have a network of its own")
 }
 
-/// The name of the running test, by which the harness names the thread.
+/// Name of the running test, which the harness gives to the thread.
 #[track_caller]
 fn own_name() -> String {
     std::thread::current().name().expect("a test's thread").to_owned()
@@ -44,10 +44,10 @@ fn has_own(namespace: &str, mark: &str, refusal: &str) -> bool {
                 "there is no test {test}: {output:?}"
             );
             let told = String::from_utf8_lossy(&output.stderr);
-            // It has registered that itself.
+            // The child process has registered the skip itself.
             told.lines().filter(|line| line.starts_with("skipped")).for_each(|line| eprintln!("{line}"));
         }
-        // The status of a failed test program.
+        // Exit status of a failed test program.
         Ok(output) if output.status.code() == Some(101) => panic!("{}", String::from_utf8_lossy(&output.stderr)),
         other => {
             eprintln!("unshare {namespace}: {other:?}");

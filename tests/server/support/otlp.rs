@@ -1,7 +1,7 @@
-//! A collector's side of OTLP: reads messages by the numbers of the published definitions
-//! (<https://github.com/open-telemetry/opentelemetry-proto>), and trusts nothing: what is malformed fails the test.
+//! A collector's side of OTLP: parses messages by the field numbers of the published definitions
+//! (<https://github.com/open-telemetry/opentelemetry-proto>). A malformed message fails the test.
 //!
-//! It knows nothing of how the server encodes.
+//! Shares no code with the server's encoder.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ enum Value<'m> {
     Bytes(&'m [u8]),
 }
 
-/// What was exported at once.
+/// The contents of one export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Export {
     pub resource: BTreeMap<String, String>,
@@ -22,7 +22,7 @@ pub struct Export {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// Hexadecimal, as the next two.
+    /// Hexadecimal, as the next two fields.
     pub trace_id: String,
     pub span_id: String,
     pub parent_id: String,
@@ -42,7 +42,7 @@ impl Span {
     }
 }
 
-/// `ExportTraceServiceRequest`, with one resource and one scope.
+/// Parses an `ExportTraceServiceRequest` with one resource and one scope.
 #[track_caller]
 pub fn export(message: &[u8]) -> Export {
     let mut export = Export::default();
@@ -74,7 +74,7 @@ pub fn export(message: &[u8]) -> Export {
     export
 }
 
-/// The same in a frame of gRPC.
+/// Parses an export in a gRPC frame.
 #[track_caller]
 pub fn grpc_export(body: &[u8]) -> Export {
     let (&[compressed, length @ ..], message) = body.split_first_chunk::<5>().expect("a frame of gRPC");
@@ -106,7 +106,7 @@ fn span(message: &[u8]) -> Span {
     span
 }
 
-/// `KeyValue`; a list is shown in brackets.
+/// Adds a `KeyValue`; a list is shown in brackets.
 #[track_caller]
 fn add_attribute(pair: &[u8], attributes: &mut BTreeMap<String, String>) {
     let [(1, Value::Bytes(key)), (2, Value::Bytes(value))] = fields(pair)[..] else { panic!("no pair: {pair:?}") };
@@ -129,7 +129,7 @@ fn any_value(message: &[u8]) -> String {
     }
 }
 
-/// The fields of a message in their order.
+/// Fields of a message in order.
 #[track_caller]
 fn fields(mut message: &[u8]) -> Vec<(u64, Value<'_>)> {
     let mut fields = Vec::new();
@@ -169,7 +169,7 @@ fn take<'m>(message: &mut &'m [u8], length: usize) -> &'m [u8] {
     taken
 }
 
-/// Strings of protocol buffers are UTF-8.
+/// Decodes a string, which is UTF-8 in protocol buffers.
 #[track_caller]
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")

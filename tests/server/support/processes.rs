@@ -11,14 +11,14 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use super::DEADLINE;
 use super::directory::wait_readable_any;
 
-/// Daemons and workers whose parent has died become children of the test program, which can then wait for them wherever
-/// it runs: not every process 1 of a container does.
+/// Makes the test program the parent of daemons and workers whose parent has died, so that it can wait for them
+/// everywhere: not every process 1 of a container does.
 pub(super) fn adopt_orphans() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| rustix::process::set_child_subreaper(Some(rustix::process::getpid())).expect("a prctl"));
 }
 
-/// Whether a process ends before the deadline.
+/// `true` if the process ends before the deadline.
 pub fn wait_ended(pid: Pid) -> bool {
     match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(handle) => wait_readable_any(&handle, None::<&OwnedFd>, Instant::now() + DEADLINE),
@@ -26,7 +26,7 @@ pub fn wait_ended(pid: Pid) -> bool {
     }
 }
 
-/// Waits until no thread of a process that was told to stop runs any more.
+/// Waits until all threads of a stopped process have stopped.
 pub(super) fn wait_stopped(pid: Pid) {
     let end = Instant::now() + DEADLINE;
     let is_stopped = |task: fs::DirEntry| {
@@ -39,7 +39,7 @@ pub(super) fn wait_stopped(pid: Pid) {
     }
 }
 
-/// Waits until no process is in `directory` any more; those that do not end are returned with their command lines.
+/// Waits until no process works in `directory`; returns the command lines of processes that do not end.
 pub(super) fn wait_none_left(directory: &Path) -> Vec<String> {
     for pid in in_directory(directory) {
         if !wait_ended(pid) {
@@ -51,7 +51,7 @@ pub(super) fn wait_none_left(directory: &Path) -> Vec<String> {
     Vec::new()
 }
 
-/// Kills every process that is in `directory`, and what those start meanwhile.
+/// Kills every process that works in `directory`, and their new children.
 pub(super) fn kill_all(directory: &Path) {
     loop {
         let left = in_directory(directory);
@@ -68,25 +68,25 @@ pub(super) fn kill_all(directory: &Path) {
     }
 }
 
-/// Takes leave of an orphan that was ours; another's child is another's business.
+/// Reaps an adopted orphan; other processes' children are left alone.
 fn reap(pid: Pid) {
     let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
 }
 
-/// The processes that work in `directory`.
+/// Processes whose working directory is `directory`.
 pub fn in_directory(directory: &Path) -> Vec<Pid> {
     let is_inside =
         |pid: &Pid| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|working| working.starts_with(directory));
     all().filter(is_inside).collect()
 }
 
-/// The command line of a process; empty when it has ended.
+/// Command line of a process; empty when it has ended.
 pub(super) fn command_line(pid: Pid) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&line).replace('\0', " ")
 }
 
-/// The page cache helpers of a master.
+/// Page cache helpers of a master.
 pub fn page_cache_helpers_of(master: Pid) -> Vec<Pid> {
     all_children_of(master).into_iter().filter(|&pid| is_page_cache_helper(pid)).collect()
 }
@@ -95,7 +95,7 @@ fn is_page_cache_helper(pid: Pid) -> bool {
     command_line(pid).contains(": page cache helper")
 }
 
-/// The children of a process that still run, without page cache helpers.
+/// Running children of a process, without page cache helpers.
 pub fn children_of(parent: Pid) -> Vec<Pid> {
     all_children_of(parent).into_iter().filter(|&pid| !is_page_cache_helper(pid)).collect()
 }
@@ -103,7 +103,7 @@ pub fn children_of(parent: Pid) -> Vec<Pid> {
 fn all_children_of(parent: Pid) -> Vec<Pid> {
     let is_child = |pid: &Pid| {
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-        // After the name, which may contain anything: state and parent.
+        // The fields after the name, which may contain any byte: state and parent.
         let mut fields = stat.rsplit(") ").next().unwrap_or("").split(' ');
         let (state, parent_text) = (fields.next(), fields.next());
         state != Some("Z") && parent_text.and_then(|text| text.parse().ok()) == Some(parent.as_raw_pid())
@@ -111,39 +111,39 @@ fn all_children_of(parent: Pid) -> Vec<Pid> {
     all().filter(is_child).collect()
 }
 
-/// How many descriptors a process has open.
+/// Number of open descriptors of a process.
 pub fn descriptors_of(pid: Pid) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count()
 }
 
-/// The processor time that a process has used.
+/// Processor time used by a process.
 pub fn cpu_time(pid: Pid) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let fields: Vec<&str> = stat.rsplit(") ").next().expect("fields").split(' ').collect();
-    // Fields 14 and 15 of the whole line: user and system time in ticks.
+    // Fields 14 and 15 of the line: user and system time in ticks.
     let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
     Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
 }
 
-/// Memory of a process that is resident now, and the most that has been since [`forget_peak_memory`]; in bytes.
+/// Resident memory of a process now, and its peak since [`forget_peak_memory`]; in bytes.
 pub fn resident_memory(pid: Pid) -> (u64, u64) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     (kib_of(&status, "VmRSS:") * 1024, kib_of(&status, "VmHWM:") * 1024)
 }
 
-/// The most that is resident is what is resident now.
+/// Resets the peak of resident memory to its present value.
 pub fn forget_peak_memory(pid: Pid) {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("ours");
 }
 
-/// What a process has allocated and written to, in bytes: without what it maps of files, which comes as it is looked
-/// at.
+/// Anonymous memory of a process that has been written to, in bytes. Mapped files do not count: their pages become
+/// resident on access.
 pub fn anonymous_memory(pid: Pid) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
     kib_of(&rollup, "Anonymous:") * 1024
 }
 
-/// How many threads of a process have this name.
+/// Number of threads of a process with this name.
 pub fn threads_named(pid: Pid, name: &str) -> usize {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
     let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());

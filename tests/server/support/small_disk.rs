@@ -1,4 +1,4 @@
-//! A small file system of a test's own, in memory, that is soon full.
+//! A small file system in memory for tests of full disks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,8 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// One of so many KiB there; `None` where mounting is not allowed, as in most containers, and the test says so.
+    /// Mounts a file system of this many KiB; skips and returns `None` where mounting is not allowed, as in most
+    /// containers.
     pub fn mount(path: &Path, kib: u32) -> Option<SmallDisk> {
         fs::create_dir_all(path).expect("a directory of the test's own");
         let options = std::ffi::CString::new(format!("size={kib}k,mode=777")).expect("text");
@@ -31,14 +32,14 @@ impl SmallDisk {
         &self.path
     }
 
-    /// Takes all the room that is left.
+    /// Takes all free space.
     pub fn fill(&self) {
         let size = rustix::fs::statvfs(&self.path).expect("it is mounted");
         let more_than_all = vec![0; (size.f_blocks * size.f_frsize) as usize + 1];
         assert!(fs::write(self.filler(), more_than_all).is_err(), "it is full now");
     }
 
-    /// Gives it back.
+    /// Frees that space.
     pub fn make_room(&self) {
         fs::remove_file(self.filler()).expect("ours");
     }
@@ -50,7 +51,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: what the server still has open does not matter.
+        // A lazy unmount works while the server has files open.
         let _ = rustix::mount::unmount(&self.path, UnmountFlags::DETACH);
     }
 }

@@ -1,4 +1,4 @@
-//! Clients that speak TLS.
+//! TLS clients.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -20,13 +20,13 @@ use rustls::{
 use super::authority::{Authority, Pair};
 use super::{Client, DEADLINE};
 
-/// How clients speak TLS.
+/// Configuration of TLS clients.
 pub struct Tls {
     config: ClientConfig,
 }
 
 impl Tls {
-    /// With any version, and this authority's certificates.
+    /// Any version of TLS; trusts this authority.
     pub fn new(authority: &Authority) -> Tls {
         Tls::with(authority, &[&TLS13, &TLS12], None)
     }
@@ -68,38 +68,38 @@ impl Tls {
         self
     }
 
-    /// Clients that come back send something with their first message.
+    /// Sends early data on resumption.
     pub fn with_early_data(mut self) -> Tls {
         self.config.enable_early_data = true;
         self
     }
 
-    /// Servers may send their certificates compressed.
+    /// Accepts compressed certificates.
     pub fn decompressing(mut self, decompressor: &'static dyn CertDecompressor) -> Tls {
         self.config.cert_decompressors = vec![decompressor];
         self
     }
 
-    /// Servers' certificates are looked at by this one.
+    /// Verifies servers' certificates with this verifier.
     pub fn verified_by(mut self, verifier: Arc<dyn ServerCertVerifier>) -> Tls {
         self.config.dangerous().set_certificate_verifier(verifier);
         self
     }
 
-    /// With suites of TLSv1.2 for keys of this kind alone.
+    /// Offers only cipher suites of TLSv1.2 with RSA keys.
     pub fn rsa_only(authority: &Authority) -> Tls {
         let mut provider = aws_lc_rs::default_provider();
         provider.cipher_suites.retain(|suite| suite.suite().as_str().is_some_and(|name| name.contains("_RSA_")));
         Tls::of(provider, authority, &[&TLS12], None)
     }
 
-    /// The client's side of a session with the server of this name.
+    /// Client side of a session with the server of this name.
     pub fn session(&self, name: &str) -> ClientConnection {
         let name = ServerName::try_from(name.to_owned()).expect("a name");
         ClientConnection::new(Arc::new(self.config.clone()), name).expect("a session")
     }
 
-    /// A connection to this socket whose handshake is over, or the reason why there is none.
+    /// Connects to this socket and completes the handshake.
     pub fn connect(&self, path: &Path, name: &str) -> Result<Session, std::io::Error> {
         let stream = UnixStream::connect(path).expect("it listens");
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
@@ -109,7 +109,7 @@ impl Tls {
         Ok(Session { stream })
     }
 
-    /// The same to an address.
+    /// Connects to this address and completes the handshake.
     pub fn connect_tcp(
         &self,
         address: SocketAddr,
@@ -123,7 +123,7 @@ impl Tls {
         Ok(stream)
     }
 
-    /// The same for requests.
+    /// [`Tls::connect`] for requests.
     #[track_caller]
     pub fn client(&self, path: &Path, name: &str) -> Client {
         let session = self.connect(path, name).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -131,7 +131,7 @@ impl Tls {
     }
 }
 
-/// The first message of a client that speaks no version but this one, before TLSv1.2.
+/// ClientHello of a client that only speaks this version, which is older than TLSv1.2.
 pub fn old_hello(version: u16) -> Vec<u8> {
     let [high, low] = version.to_be_bytes();
     let suites = [0, 4, 0xc0, 0x09, 0xc0, 0x13];
@@ -140,7 +140,8 @@ pub fn old_hello(version: u16) -> Vec<u8> {
     [&[22, 3, 1, 0, length + 4, 1, 0, 0, length][..], &body].concat()
 }
 
-/// A session of a client's. Ends as a connection in the clear does; that the server has said so first is asserted.
+/// A client's session. Reads to its end behave as on a cleartext connection, after an assertion that `close_notify`
+/// came first.
 pub struct Session {
     pub stream: StreamOwned<ClientConnection, UnixStream>,
 }
@@ -161,12 +162,12 @@ impl Write for Session {
     }
 }
 
-/// Takes any certificate, and keeps what was stapled to it.
+/// Accepts any certificate and keeps its stapled OCSP response.
 #[derive(Debug, Default)]
 pub struct AnyCertificate(Mutex<Vec<u8>>);
 
 impl AnyCertificate {
-    /// What was stapled to the last one.
+    /// Stapled OCSP response of the last certificate.
     pub fn stapled(&self) -> Vec<u8> {
         self.0.lock().expect("no test failed with it").clone()
     }

@@ -1,4 +1,4 @@
-//! What a request is answered with when nothing goes wrong: the measure of all other runs.
+//! Answers to requests when nothing goes wrong: the reference for all other runs.
 
 use gale_runtime::simulation::{Faults, Peer, PeerEnd, Random, Simulation, Transcript};
 use gale_runtime::{Moment, Stream};
@@ -6,24 +6,23 @@ use gale_runtime::{Moment, Stream};
 use super::requests::{Item, add_files, configuration};
 use super::{address, run};
 
-/// Answers as they were received, without the borders of chunks, which may be anywhere.
+/// Received answers without the boundaries of chunks, which may be anywhere.
 #[derive(Debug, Default)]
 pub struct Received {
-    /// Heads, bodies, and a mark behind the last chunk of a body.
+    /// Heads, bodies, and a mark after the last chunk of a body.
     pub bytes: Vec<u8>,
-    /// How many final answers are complete.
+    /// Number of complete final answers.
     pub complete: usize,
-    /// Whether an interim answer stands behind them.
+    /// An interim answer follows them.
     pub has_interim: bool,
-    /// Whether a part of another one does.
+    /// A part of another answer follows them.
     pub has_part: bool,
 }
 
 const LAST_CHUNK: &[u8] = b"<last chunk>";
 
 impl Received {
-    /// Takes received bytes apart. `heads` tells which of the requests asked for a head only. Panics when the framing
-    /// is broken.
+    /// Parses received bytes. `heads` is true for each request that was a HEAD. Panics when the framing is broken.
     pub fn new(mut rest: &[u8], heads: &[bool]) -> Received {
         let mut received = Received::default();
         while !rest.is_empty() {
@@ -60,7 +59,7 @@ impl Received {
         received
     }
 
-    /// Takes the chunks of a body as far as they are there; whether that is all of them.
+    /// Takes the available chunks of a body; returns `true` if the body is complete.
     fn take_chunks(&mut self, rest: &mut &[u8]) -> bool {
         loop {
             let Some(end) = positions(rest, b"\r\n").next() else { break };
@@ -88,7 +87,7 @@ impl Received {
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     pub bytes: Vec<u8>,
-    /// Which bytes do not matter.
+    /// `true` for bytes that may differ.
     varies: Vec<bool>,
 }
 
@@ -107,7 +106,7 @@ impl Answer {
         Answer { bytes, varies }
     }
 
-    /// As if the server had kept the connection for none of them.
+    /// The answers as if the server closed the connection after each of them.
     pub fn closing(&self) -> Answer {
         const KEEP: &[u8] = b"\r\nConnection: keep-alive\r\n";
         let mut answer = self.clone();
@@ -125,7 +124,7 @@ impl Answer {
         self.varies.extend(&other.varies);
     }
 
-    /// Where `received` is something else than the beginning of this.
+    /// Offset of the first byte in `received` that differs from this.
     pub fn first_difference(&self, received: &[u8]) -> Option<usize> {
         let differs = |at: usize| self.bytes.get(at).is_none_or(|&own| own != received[at] && !self.varies[at]);
         (0..received.len()).find(|&at| differs(at))
@@ -136,16 +135,16 @@ fn positions(bytes: &[u8], what: &[u8]) -> impl Iterator<Item = usize> {
     (0..bytes.len().saturating_sub(what.len() - 1)).filter(move |&at| bytes[at..].starts_with(what))
 }
 
-/// An item's answer, as a client gets it that is alone.
+/// An item's answer to a client that is alone.
 pub struct Baseline {
     pub answer: Answer,
     pub end: PeerEnd,
-    /// When the connection was made and when it ended.
+    /// Times at which the connection was made and ended.
     pub times: (Moment, Moment),
 }
 
 impl Baseline {
-    /// Asks the server, and checks what the item says of the answer.
+    /// Sends the item's request and checks the answer against the item's expectations.
     pub fn of(item: &Item) -> Baseline {
         let simulation = Simulation::new(0, Faults::NONE);
         add_files(&simulation);

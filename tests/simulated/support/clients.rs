@@ -1,5 +1,4 @@
-//! Clients that play plans of chance at the same time, whichever version of HTTP they speak, and what has to be so when
-//! they are done.
+//! Clients that play random plans at the same time, over either version of HTTP, and the checks at their end.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -14,27 +13,27 @@ use gale_runtime::{SocketAddress, leased_bytes, now, panic_count, sleep, task_co
 use super::requests::add_files;
 use super::{SLOT, Site, Task, loop_options, run};
 
-/// How many worlds a test looks at when nobody says.
+/// Default number of worlds for each test.
 pub const SEEDS: u64 = 30;
 
-/// By how much everything that is late in a world may delay a timeout altogether.
+/// Longest delay of a timeout by all delays of a world together.
 pub const LATENESS: Duration = Duration::from_secs(3);
 
 /// Long enough for every timeout of the server, one after the other.
 pub const SETTLING: Duration = Duration::from_secs(5000);
 
-/// What one client does.
+/// Script of one client.
 pub trait ClientPlan: Clone + Debug + 'static {
-    /// What the client has seen.
+    /// The client's observations.
     type Seen: 'static;
 
-    /// Plays it on a connection of its own; `None` if there was none to be had.
+    /// Plays the script on a connection of its own; `None` if there was no connection.
     fn play(self, random: Random) -> impl Future<Output = Option<Self::Seen>> + 'static;
 
-    /// The address of the client that has seen this.
+    /// Address of the client.
     fn address_of(seen: &Self::Seen) -> &SocketAddress;
 
-    /// Checks what the client has seen; `was_cut` = the network has broken its connection.
+    /// Checks the observations; `was_cut` is true if the network has broken the connection.
     fn check(&self, seen: &Self::Seen, was_cut: bool);
 }
 
@@ -49,12 +48,12 @@ impl<P: ClientPlan> Client<P> {
         Client { task: Task::spawn(plan.clone().play(random.fork())), plan }
     }
 
-    /// Has what the client has seen checked by [`ClientPlan::check`].
+    /// Checks the client's observations by [`ClientPlan::check`].
     pub async fn check(self, simulation: &Simulation) {
         self.check_by(simulation, P::check).await;
     }
 
-    /// Has what the client has seen checked, and tells its plan if that fails.
+    /// Checks the client's observations, and prints its plan if that fails.
     pub async fn check_by(self, simulation: &Simulation, check: impl FnOnce(&P, &P::Seen, bool)) {
         let Some(seen) = self.task.take().await else { return };
         let was_cut = simulation.was_cut(P::address_of(&seen));
@@ -66,7 +65,7 @@ impl<P: ClientPlan> Client<P> {
     }
 }
 
-/// Has the clients that `spawn_all` begins play at the same time, and checks what they have seen.
+/// Plays the clients that `spawn_all` begins at the same time, and checks their observations.
 pub fn play<P: ClientPlan>(simulation: &Simulation, configuration: &str, spawn_all: impl FnOnce() -> Vec<Client<P>>) {
     add_files(simulation);
     run(simulation, configuration, async |serving| {
@@ -78,7 +77,7 @@ pub fn play<P: ClientPlan>(simulation: &Simulation, configuration: &str, spawn_a
     });
 }
 
-/// As [`play`], with some reloads meanwhile.
+/// [`play`] with some reloads meanwhile.
 pub fn play_over_reloads<P: ClientPlan>(
     simulation: &Simulation,
     configuration: &str,
@@ -107,7 +106,7 @@ pub fn play_over_reloads<P: ClientPlan>(
     });
 }
 
-/// Faults of a network that breaks connections, or does not make them.
+/// Faults of a network that breaks or refuses connections.
 pub fn faults_that_break(random: &Random) -> Faults {
     Faults {
         cuts: *random.pick(&[0, 200, 600]),
@@ -118,14 +117,14 @@ pub fn faults_that_break(random: &Random) -> Faults {
     }
 }
 
-/// Waits until the server has forgotten everything, and checks that it has.
+/// Waits until the server has released everything, and checks that.
 pub async fn check_nothing_is_left(simulation: &Simulation, serving: &Serving, tasks: usize) {
     let deadline = now() + SETTLING;
     while serving.connections() > 0 && now() < deadline {
         sleep(Duration::from_secs(1)).await;
     }
-    // What is on its way, tasks of pools that nobody waits for (a file is read ahead of its client), and clients that
-    // vanish when there is nobody any more.
+    // Time for data in transit, for tasks of pools without a waiter (read-ahead of a file), and for clients that vanish
+    // late.
     sleep(simulation.faults().task_max * 2 + Duration::from_secs(30)).await;
     assert_eq!(serving.connections(), 0, "connections");
     assert_eq!(simulation.open_ends(), 0, "sockets");

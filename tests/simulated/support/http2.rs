@@ -1,4 +1,4 @@
-//! A client that speaks HTTP/2 in a simulated world: requests, windows, and what came on each stream.
+//! An HTTP/2 client in a simulated world: requests, windows, and the data received on each stream.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, Limits, Request
 use gale_runtime::simulation::{Random, Reading};
 use gale_runtime::{Buffer, Bytes, Notify, Output, SocketAddress, Stream, now, sleep, spawn};
 
-/// A request, whichever version of HTTP carries it.
+/// A request in either version of HTTP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
     pub method: String,
@@ -20,19 +20,19 @@ pub struct Ask {
     pub body: Vec<u8>,
 }
 
-/// What came on a stream.
+/// Data received on a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Came {
-    /// The statuses of all heads, interim ones included.
+    /// Statuses of all heads, interim ones included.
     pub statuses: Vec<u16>,
     pub body: Vec<u8>,
-    /// The server's side has ended.
+    /// The server's direction has ended.
     pub is_complete: bool,
     pub reset: Option<ErrorCode>,
 }
 
 impl Came {
-    /// Nothing more will come.
+    /// `true` if nothing more will arrive.
     pub fn is_over(&self) -> bool {
         self.is_complete || self.reset.is_some()
     }
@@ -45,18 +45,18 @@ pub enum End {
     Closed,
     /// It was reset.
     Reset,
-    /// The client has left.
+    /// The client has closed it.
     Left,
 }
 
-/// A connection. Two tasks of its own receive and send.
+/// A connection with two tasks, which receive and send.
 pub struct Http2Client {
     stream: Stream,
     state: RefCell<State>,
-    /// Something has changed.
+    /// Notified of every change.
     news: Notify,
     pub local: SocketAddress,
-    /// Data open the windows again when they come, but on this stream.
+    /// Received data open the windows again, except on this stream.
     pub held: Cell<Option<StreamId>>,
 }
 
@@ -66,12 +66,12 @@ struct State {
     out: Vec<u8>,
     goaway: Option<(StreamId, ErrorCode)>,
     end: Option<End>,
-    /// How many of its tasks run.
+    /// Number of running tasks.
     tasks: usize,
 }
 
 impl Http2Client {
-    /// Begins on a connection on which nothing was said.
+    /// Starts on a new connection.
     pub fn begin(stream: Stream, window: u32, reads: Reading) -> Rc<Http2Client> {
         let limits = Limits { stream_window: window, connection_window: window + (16 << 20), ..Limits::default() };
         let state = State {
@@ -91,7 +91,7 @@ impl Http2Client {
         client
     }
 
-    /// Begins a request; the stream, unless the connection takes no more.
+    /// Begins a request and returns its stream, unless the connection takes no more.
     pub fn ask(&self, ask: &Ask) -> Option<StreamId> {
         let state = &mut *self.state.borrow_mut();
         if state.end.is_some() {
@@ -117,8 +117,8 @@ impl Http2Client {
         Some(stream)
     }
 
-    /// Sends a body in pieces of at most so many bytes, with pauses up to so long. It ends when the server wants no
-    /// more of it. Without `ends` the rest of the message is kept back.
+    /// Sends a body in pieces of at most `max` bytes, with pauses of at most `pause`. Ends when the server wants no
+    /// more of it. Without `ends` the rest of the message is held back.
     pub async fn send_body(&self, id: StreamId, body: &[u8], max: usize, pause: Duration, ends: bool, random: &Random) {
         let mut rest = body;
         while !rest.is_empty() {
@@ -145,13 +145,13 @@ impl Http2Client {
         }
     }
 
-    /// Gives a stream up.
+    /// Resets a stream.
     pub fn reset(&self, id: StreamId) {
         self.state.borrow_mut().connection.reset(id, ErrorCode::CANCEL);
         self.news.notify_all();
     }
 
-    /// Waits until what came on a stream is such, or nothing more comes.
+    /// Waits until the condition is true of a stream, or nothing more arrives.
     pub async fn until(&self, id: StreamId, is_so: impl Fn(&Came) -> bool) {
         self.wait(|state| state.came[&id].is_over() || is_so(&state.came[&id])).await;
     }
@@ -175,16 +175,16 @@ impl Http2Client {
         }
     }
 
-    /// Leaves, whatever is under way.
+    /// Closes or resets the connection at once.
     pub fn leave(&self, resets: bool) {
         if resets {
-            // If it fails the connection has gone already.
+            // It fails if the connection has ended already.
             let _ = self.stream.set_linger_reset();
         }
         self.note_end(End::Left);
     }
 
-    /// What came on a stream.
+    /// Data received on a stream.
     pub fn came(&self, id: StreamId) -> Came {
         self.state.borrow().came[&id].clone()
     }
@@ -207,7 +207,7 @@ impl Http2Client {
         self.news.notify_all();
     }
 
-    /// Sends what there is, until the connection ends.
+    /// Sends pending output until the connection ends.
     async fn send(&self) {
         while self.end().is_none() {
             let bytes = {
@@ -221,7 +221,7 @@ impl Http2Client {
             }
             let mut output = Output::new();
             output.push(Bytes::from(bytes));
-            // Whoever leaves does not wait for the rest; the receiver notices that the server has.
+            // A client that leaves does not wait for the rest; the receiver notices when the server has closed.
             before(self.stream.send_all(&mut output), self.left()).await;
         }
         self.note_task_ended();
@@ -296,7 +296,7 @@ impl Http2Client {
     }
 }
 
-/// What the first of two comes to; nothing if the second is ready before.
+/// Result of the first future, or `None` if the second one is ready before.
 async fn before<T>(first: impl Future<Output = T>, second: impl Future<Output = ()>) -> Option<T> {
     let (mut first, mut second) = (std::pin::pin!(first), std::pin::pin!(second));
     std::future::poll_fn(|context| {
@@ -308,7 +308,7 @@ async fn before<T>(first: impl Future<Output = T>, second: impl Future<Output = 
     .await
 }
 
-/// Passes bytes on both ways, each `delay` later, as far as its memory goes: a way that is long and wide.
+/// Relays bytes both ways, each `delay` later, up to the capacity of its memory: a long path with a high bandwidth.
 pub fn relay(near: Stream, far: Stream, delay: Duration) {
     let (near, far) = (Rc::new(near), Rc::new(far));
     for (from, to) in [(Rc::clone(&near), Rc::clone(&far)), (far, near)] {
@@ -337,7 +337,7 @@ pub fn relay(near: Stream, far: Stream, delay: Duration) {
                 };
                 sleep(due.since(now())).await;
                 if piece.is_empty() {
-                    // It may be gone.
+                    // The connection may have ended.
                     let _ = to.shutdown_write();
                     return;
                 }
