@@ -1,4 +1,4 @@
-//! Accepting connections with the real binary: every way there is, while workers stall, change in number, and are full.
+//! Accepting connections with the real binary, by every method, while workers stall, change in number, and are full.
 
 use std::fs::{DirEntry, File};
 use std::io::{Read, Write};
@@ -32,14 +32,13 @@ with_each_driver!(
     listen_multipath_takes_connections_of_multipath_tcp,
 );
 
-/// More than enough that the kernel gives each of a few workers some: it spreads connections by a hash of their
-/// addresses.
+/// Enough connections for each of a few workers: the kernel distributes them by a hash of their addresses.
 const MANY: usize = 64;
 
 /// A location in which a worker stalls until [`Stalled`] is dropped, and one that answers.
 const STALL: &str = "location /stall { test_stall %DIR%/fifo; test_echo; } location / { return 200 hello; }";
 
-/// A FIFO that everybody may open.
+/// Makes a FIFO that every user may open.
 fn make_fifo(server: &Server) -> PathBuf {
     let path = server.directory.path().join("fifo");
     rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::empty(), 0).expect("a FIFO");
@@ -47,22 +46,22 @@ fn make_fifo(server: &Server) -> PathBuf {
     path
 }
 
-/// A worker that stalls.
+/// A stalled worker.
 struct Stalled {
     writer: File,
     client: Client,
 }
 
 impl Stalled {
-    /// Returns when the worker of this connection stalls.
+    /// Stalls the worker of this connection; returns when it stalls.
     fn begin(mut client: Client, fifo: &Path) -> Stalled {
         client.send("GET /stall HTTP/1.1\r\nHost: localhost\r\n\r\n");
-        // Opening it for writing waits for the reader.
+        // Opening for writing waits for the reader.
         let writer = File::options().write(true).open(fifo).expect("a FIFO");
         Stalled { writer, client }
     }
 
-    /// Lets it go on, and returns its connection.
+    /// Lets the worker continue and returns its connection.
     fn end(mut self) -> Client {
         drop(self.writer);
         assert_eq!(self.client.response().status, 200);
@@ -70,7 +69,7 @@ impl Stalled {
     }
 }
 
-/// The workers take turns. Nothing may depend on the delay, so it never passes.
+/// Workers take turns. The delay is so long that it never passes, so no test can depend on it.
 const TURNS: &str = "worker_connections 128;\n    accept_mutex on;\n    accept_mutex_delay 1h;";
 const NO_TURNS: &str = "worker_connections 128;";
 
@@ -96,7 +95,7 @@ fn a_stall_is_logged_with_its_kind_and_place(driver: Driver) {
         let fifo = make_fifo(&server);
         let log = server.log();
         let stalled = Stalled::begin(server.connect(), &fifo);
-        // One that lasts for a second is told of while it goes on.
+        // A stall that lasts a second is logged while it lasts.
         let mut kind = String::new();
         server.look_until("a stall that goes on", || {
             let stalls: Value = serde_json::from_str(server.get("/api/9/gale/stalls").text()).expect("JSON");
@@ -104,8 +103,8 @@ fn a_stall_is_logged_with_its_kind_and_place(driver: Driver) {
             kind = on.map(|stall| stall["kind"].as_str().expect("text").to_owned()).unwrap_or_default();
             !kind.is_empty()
         });
-        // The worker of a busy machine may have been kept from running before it blocked: then that is the kind. And of
-        // each kind only one in a minute is logged.
+        // On a busy machine the worker may have been descheduled before it blocked, which then is the kind. And each
+        // kind is logged at most once a minute.
         let is_blocked = kind == "blocked" && !log.contains(": blocked, in ");
         if is_blocked {
             let line = server.wait_logged(" ms so far: blocked, in ");
@@ -126,8 +125,8 @@ fn a_worker_that_is_kept_from_running_says_so(driver: Driver) {
     let setup = setup.replace("worker_processes 2", "worker_processes 1");
     let server = setup.file("files/file", vec![7; 4 << 20]).start();
     let worker = worker_thread(server.worker());
-    // It gets a fiftieth of one processor at most, and always has something to do; so it is put aside in the middle of
-    // it.
+    // The worker gets at most a fiftieth of one processor and always has work, so it is descheduled in the middle of a
+    // turn.
     sched_setaffinity(Some(worker), &one).expect("ours");
     setpriority_process(Some(worker), 19).expect("ours");
     let is_told = AtomicBool::new(false);
@@ -153,7 +152,7 @@ fn a_worker_that_is_kept_from_running_says_so(driver: Driver) {
     server.stop();
 }
 
-/// The thread of the first event loop.
+/// Process number of the first event loop's thread.
 fn worker_thread(process: Pid) -> Pid {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();
     let name = |task: &DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
@@ -183,7 +182,7 @@ fn with_accept_mutex_a_full_worker_hands_over(driver: Driver) {
     let mut workers = Vec::new();
     for _ in 0..16 {
         let mut client = server.connect_tcp(1);
-        // Once the first is answered, the half of the second has been read, too: it is never idle.
+        // Once the first request is answered, half of the second was read too: the connection is never idle.
         let half = "GET / HTTP/1.1\r\nHost: localhost\r\n";
         workers.push(client.ask(format!("{half}\r\n{half}")).text().to_owned());
         clients.push(client);
@@ -209,7 +208,7 @@ fn accept_mutex_comes_and_goes_with_a_reload(driver: Driver) {
     server.stop();
 }
 
-/// Connects again and again from threads of their own, each connection with one request, until it is told to stop.
+/// Threads that open connections with one request each, until they are told to stop.
 struct Churn {
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<usize>>,
@@ -238,14 +237,14 @@ impl Churn {
         Churn { threads: (0..threads).map(|_| thread()).collect(), is_over }
     }
 
-    /// How many connections there were; every one was answered and closed in order.
+    /// Stops the threads and returns the number of connections; each was answered and closed in order.
     fn end(self) -> usize {
         self.is_over.store(true, Ordering::Relaxed);
         self.threads.into_iter().map(|thread| thread.join().expect("all were answered")).sum()
     }
 }
 
-/// So many workers, also more of them in the same process: in a sandbox those of io_uring would be in another one.
+/// Settings for this number of workers in one process: in a sandbox those of io_uring would be in another process.
 fn in_place(workers: usize) -> String {
     format!("worker_processes {workers}; sandbox off;")
 }
@@ -269,7 +268,7 @@ fn sockets_of_workers_that_go_are_adopted_and_given_back(driver: Driver) {
         }
         assert!(churn.end() > 0);
         assert_eq!(server.worker(), worker);
-        // Loops that drain have descriptors for a while. A request is logged, which has this looked at again.
+        // Draining loops keep descriptors for a while. Logging a request triggers the next check.
         server.directory.wait_until("time with as few descriptors as at the start", |_| {
             server.connect_tcp(1).get("/");
             descriptors_of(worker) <= descriptors
@@ -278,7 +277,7 @@ fn sockets_of_workers_that_go_are_adopted_and_given_back(driver: Driver) {
     }
 }
 
-/// A request without its end.
+/// An incomplete request head.
 const HALF: &str = "GET / HTTP/1.1\r\nHost: localhost\r\n";
 
 fn connections_at_a_removed_address_need_room(driver: Driver) {
@@ -288,10 +287,11 @@ fn connections_at_a_removed_address_need_room(driver: Driver) {
         text.replace(NO_TURNS, "worker_connections 8;")
     };
     let mut server = Setup::configuration(&configuration("listen %TCP2%;", "old")).start();
-    // The other address was listened to when there was room, so the first there is accepted beyond the limit.
+    // The worker began to listen at the other address with room left: the first one there exceeds the limit.
+    // limit.
     let mut busy: Vec<Client> = [1, 1, 1, 1, 1, 1, 1, 1, 2].map(|address| server.connect_tcp(address)).into();
     for client in &mut busy {
-        // Once the first is answered, the half of the second has been read, too: it is never idle.
+        // Once the first request is answered, half of the second was read too: the connection is never idle.
         assert_eq!(client.ask(format!("{HALF}\r\n{HALF}")).text(), "old");
     }
     let mut waiting: Vec<Client> = (0..8).map(|_| server.connect_tcp(2)).collect();
@@ -314,7 +314,7 @@ fn connections_at_a_removed_address_need_room(driver: Driver) {
 
 fn nobody_waits_while_a_new_binary_takes_over(driver: Driver) {
     let mut server = Setup::http(driver, "server { listen %TCP%; return 200 hello; }").start();
-    // One at a time: a connection that nobody looks after would wait for the next one, which never comes.
+    // One at a time: a connection that no worker notices would wait for the next one, which never comes.
     let churn = Churn::begin(&server, 1);
     for _ in 0..16 {
         let old = server.pid_in_file();
@@ -365,7 +365,7 @@ fn listen_multipath_takes_connections_of_multipath_tcp(driver: Driver) {
         support::configuration(driver, &blocks)
     };
     let mut server = Setup::configuration(&blocks("multipath")).start();
-    // A server that answers without a question closes at once: to send it one might fail.
+    // A server that answers without reading closes at once, so sending a request might fail.
     let ask = |number: usize, question: &str| {
         let mut socket = multipath_socket().expect("there was one");
         rustix::net::connect(&socket, &server.directory.address(number)).expect("it listens");
@@ -378,7 +378,7 @@ fn listen_multipath_takes_connections_of_multipath_tcp(driver: Driver) {
     assert_eq!(ask(1, "GET / HTTP/1.0\r\n\r\n"), (true, "http".to_owned()));
     assert_eq!(ask(2, ""), (true, "stream".to_owned()));
     assert_eq!(ask(3, ""), (false, "plain".to_owned()));
-    // Clients without it are served as ever.
+    // Clients without multipath TCP are served as before.
     assert_eq!(server.connect_tcp(1).get("/").text(), "http");
     server.reload(&blocks(""));
     server.wait_logged("is with \"multipath\", \"listen\" is without it, ignored until a restart");
@@ -388,7 +388,7 @@ fn listen_multipath_takes_connections_of_multipath_tcp(driver: Driver) {
     assert!(refused.stderr().contains("\"multipath\" parameter is incompatible with \"udp\""), "{refused}");
 }
 
-/// A socket of multipath TCP, where the kernel has that.
+/// A socket of multipath TCP, if the kernel supports it.
 fn multipath_socket() -> Option<std::net::TcpStream> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
     let protocol = Some(ipproto::MPTCP);
@@ -396,15 +396,15 @@ fn multipath_socket() -> Option<std::net::TcpStream> {
     Some(socket.into())
 }
 
-/// Whether the other end does not speak it (`MPTCP_INFO_FLAG_FALLBACK`).
+/// `true` if the peer does not speak it (`MPTCP_INFO_FLAG_FALLBACK`).
 fn has_fallen_back(socket: &std::net::TcpStream) -> bool {
     use std::os::fd::AsRawFd;
     const SOL_MPTCP: libc::c_int = 284;
     const MPTCP_INFO: libc::c_int = 1;
-    // Six numbers of a byte, two bytes that are none, and the flags.
+    // Six fields of a byte, two bytes of padding, and the flags.
     let mut info = [0u32; 64];
     let mut length = size_of_val(&info) as libc::socklen_t;
-    // SAFETY: the kernel writes no more than the length, which is that of the memory.
+    // SAFETY: the kernel writes at most the given length, which is that of the buffer.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), SOL_MPTCP, MPTCP_INFO, info.as_mut_ptr().cast(), &raw mut length)
     };

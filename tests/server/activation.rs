@@ -1,4 +1,4 @@
-//! Socket activation: a service manager has opened the sockets (`LISTEN_FDS`), and keeps them.
+//! Socket activation: a service manager opens the sockets (`LISTEN_FDS`) and keeps them.
 
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ const HELLO: &str = "server { listen %TCP%; return 200 hello; }";
 const OTHER: &str = "server { listen unix:%DIR%/passed.sock; return 200 other; }";
 const UNUSED: &str = "the passed socket";
 
-/// What the service manager has opened.
+/// The service manager's sockets.
 struct Manager {
     tcp: TcpListener,
     unix: UnixListener,
@@ -41,7 +41,7 @@ impl Manager {
         [self.tcp.try_clone().expect("a copy").into(), self.unix.try_clone().expect("a copy").into()]
     }
 
-    /// Starts the server with both, and waits until it is ready.
+    /// Starts the server with both sockets, and waits until it is ready.
     #[track_caller]
     fn start(driver: Driver, http: &str) -> (Manager, Server) {
         let directory = Directory::new();
@@ -66,7 +66,7 @@ fn sockets_are_used_for_the_addresses_that_they_have(driver: Driver) {
     let directory = Directory::new();
     let manager = Manager::new(&directory);
     let udp = UdpSocket::bind(directory.address(2)).expect("nobody else's");
-    // Whoever comes before the server runs waits in the queue of the socket.
+    // Clients that connect before the server runs wait in the socket's backlog.
     let mut early = Client::of_tcp(TcpStream::connect(directory.address(1)).expect("the manager listens"));
     let mut early_unix = Client::of(UnixStream::connect(directory.path().join("passed.sock")).expect("it listens"));
     let datagrams = UdpSocket::bind("127.0.0.1:0").expect("any port");
@@ -92,7 +92,7 @@ fn sockets_are_used_for_the_addresses_that_they_have(driver: Driver) {
     }
     assert!(!said.contains(UNUSED), "{said}");
 
-    // The manager's sockets, and the file of one, outlive the server.
+    // The manager's sockets, and the socket file, outlive the server.
     server.signal(Signal::QUIT);
     assert!(server.wait_exited().success(), "{server}");
     TcpStream::connect(server.directory.address(1)).expect("the manager still listens");
@@ -105,7 +105,7 @@ fn unused_socket_is_told_and_kept_for_a_reload(driver: Driver) {
     let path = server.directory.path().join("passed.sock");
     assert!(server.stderr().contains(&format!("[warn] no \"listen\" for the passed socket unix:{}", path.display())));
 
-    // Nobody else could open it.
+    // No other process could open it.
     let mut waiting = Client::unix(&path);
     server.reload_http(driver, OTHER);
     assert_eq!(waiting.get("/").text(), "other");
@@ -115,13 +115,13 @@ fn unused_socket_is_told_and_kept_for_a_reload(driver: Driver) {
     server.reload_http(driver, &format!("{HELLO} {}", OTHER.replace("other", "both")));
     assert_eq!(waiting.get("/").text(), "hello");
     assert_eq!(text_at_unix(&server), "both");
-    // One that is refused changes nothing, and removes no file.
+    // A refused reload changes nothing and removes no file.
     server.reload_http(driver, "nonsense;");
     assert_eq!(text_at_unix(&server), "both");
     server.reload_http(driver, HELLO);
     assert!(path.exists(), "the file is the manager's");
 
-    // A new worker process has what the old one had.
+    // A new worker process has the sockets of the old one.
     let worker = server.worker();
     rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
     assert!(wait_ended(worker));
@@ -160,7 +160,7 @@ fn reuseport_opens_more_sockets_beside_a_passed_one(driver: Driver) {
     ask_often(&server);
     server.reload_http(driver, OTHER);
     server.reload_http(driver, &reuseport);
-    // A new binary has all of them, and none that nobody accepts from.
+    // A new binary has all sockets that are accepted from, and no others.
     server.signal(Signal::USR2);
     server.wait_notified("READY=1");
     let new = server.pid_in_file();
@@ -204,7 +204,7 @@ fn what_cannot_be_listened_on_is_told(driver: Driver) {
     assert_eq!(server.get("/").text(), "hello");
     server.stop();
 
-    // More than there are; no number; another process's.
+    // Too many; not a number; for another process.
     let cases = [
         ("LISTEN_FDS", "4", "getsockname() of the inherited socket #6 failed"),
         ("LISTEN_FDS", "two", "[emerg] invalid LISTEN_FDS environment variable \"two\", ignoring"),

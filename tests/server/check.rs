@@ -1,4 +1,4 @@
-//! `gale check`: what it says of configurations of nginx's.
+//! `gale check` on configurations of nginx.
 
 use std::process::Stdio;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::support::{self, Directory};
 
-/// What is printed of a file in the directory, the directory's name left out, and whether Gale would take it.
+/// Output for a file in the directory, without the directory's name, and `true` if Gale would accept the file.
 fn check(directory: &Directory, words: &[&str]) -> (String, String, bool) {
     let mut command = support::binary(false);
     command.arg("check").args(words.iter().map(|word| directory.replaced(word))).stdin(Stdio::null());

@@ -1,7 +1,7 @@
-//! Clients that come and go without a pause while the server changes under them: reloads, other worker processes,
-//! killed ones. Nobody is refused or reset, and no descriptor stays behind.
+//! Clients that connect without a pause while the server changes: reloads, new worker processes, killed ones. No client
+//! is refused or reset, and no descriptor is leaked.
 //!
-//! A short connection is opened, asks once, and is read to its end: whole answer, then the end, or it counts as lost.
+//! A short connection sends one request and reads to the end: a complete answer and then the end, or it counts as lost.
 //! Only a connection that a killed process may have accepted can be lost.
 
 use std::fs;
@@ -27,10 +27,10 @@ with_each_driver!(
 const SHARED: &str = "";
 const REUSEPORT: &str = "reuseport";
 
-/// Threads that open one connection after the other, and threads that keep theirs.
+/// Number of threads that open one connection after the other, and of threads that keep their connection.
 const SHORT_CLIENTS: usize = 4;
 const KEPT_CLIENTS: usize = 2;
-/// Answers between two changes, so that each meets clients at work.
+/// Answers between two changes, so that each change meets active clients.
 const ANSWERS_BETWEEN: u64 = 50;
 
 fn reloads_disturb_nobody_on_a_shared_socket(driver: Driver) {
@@ -83,7 +83,7 @@ fn reloads_disturb_nobody(driver: Driver, socket: &str) {
 
 fn a_process_takes_over_from_another(driver: Driver, socket: &str) {
     let text = configuration(driver, socket);
-    // What is fixed for the life of a process wants another process.
+    // Settings that are fixed for the life of a process require a new process.
     let with = |number: usize| format!("env GALE_TEST={number};\n{text}");
     let mut server = Setup::configuration(&with(0)).start();
     server.reload(&with(1));
@@ -118,7 +118,7 @@ fn a_killed_process_loses_only_what_it_had(driver: Driver, socket: &str) {
         }
     });
     open.assert_no_more(&server);
-    // It has said so, which is an alert.
+    // The death of a worker was logged as an alert.
     server.end(Signal::TERM);
 }
 
@@ -128,12 +128,12 @@ fn wait_one_worker(server: &Server) {
     let begin = Instant::now();
     while support::children_of(server.pid()).len() != 1 {
         assert!(begin.elapsed() < DEADLINE, "{server}");
-        // It goes on with its work meanwhile.
+        // Clients are served meanwhile.
         assert_eq!(short_connection(server.directory.address(1)), Ok(()));
     }
 }
 
-/// What the clients share.
+/// State shared by the clients.
 #[derive(Default)]
 struct Churn {
     answers: Mutex<u64>,
@@ -143,7 +143,7 @@ struct Churn {
     is_over: AtomicBool,
 }
 
-/// Clients come and go while `change` runs, and are all gone when this returns.
+/// Runs clients during `change`; all have ended on return.
 fn churn(address: SocketAddr, kept_clients: usize, change: impl FnOnce(&Churn)) {
     let churn = Churn::default();
     std::thread::scope(|scope| {
@@ -159,7 +159,7 @@ fn churn(address: SocketAddr, kept_clients: usize, change: impl FnOnce(&Churn)) 
     });
 }
 
-/// Ends the clients, also when the test has failed.
+/// Ends the clients, even when the test has failed.
 struct Over<'a>(&'a Churn);
 
 impl Drop for Over<'_> {
@@ -177,7 +177,7 @@ impl Churn {
                 Ok(()) => self.count(),
                 Err(lost) => {
                     let after = self.phase.load(Ordering::SeqCst);
-                    // The master has the sockets: whoever calls is heard by somebody in the end.
+                    // The master keeps the listening sockets, so every connection is accepted in the end.
                     assert!(lost.was_connected && (before % 2 == 1 || before != after), "{lost:?}");
                 }
             }
@@ -199,7 +199,7 @@ impl Churn {
         self.answered.notify_one();
     }
 
-    /// Until the clients have had some more answers.
+    /// Waits until the clients have received some more answers.
     #[track_caller]
     fn wait_for_answers(&self) {
         let answers = self.answers.lock().expect("nobody panics while counting");
@@ -209,7 +209,7 @@ impl Churn {
         assert!(*waited.0 >= target, "no answers");
     }
 
-    /// A connection that was opened before the end of this may be lost; one that is opened later may not.
+    /// Connections opened before the end of this may be lost; later ones may not.
     fn while_connections_may_be_lost(&self, kill: impl FnOnce()) {
         self.phase.fetch_add(1, Ordering::SeqCst);
         kill();
@@ -217,7 +217,7 @@ impl Churn {
     }
 }
 
-/// A connection that did not get what it asked for.
+/// A connection without its complete answer.
 #[derive(Debug, PartialEq)]
 struct Lost {
     was_connected: bool,
@@ -225,7 +225,7 @@ struct Lost {
     received: String,
 }
 
-/// Asks once; the answer is whole and the connection ends after it.
+/// Sends one request; the answer is complete and the connection ends after it.
 fn short_connection(address: SocketAddr) -> Result<(), Lost> {
     let mut stream = connect(address).map_err(|error| Lost {
         was_connected: false,
@@ -244,8 +244,8 @@ fn short_connection(address: SocketAddr) -> Result<(), Lost> {
     }
 }
 
-/// Connects. That this machine has no port left for the moment, because others on it have so many connections, too,
-/// says nothing about the server.
+/// Connects. Retries when this machine has no free port, because other processes have many connections: that does not
+/// concern the server.
 fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
     let begin = Instant::now();
     loop {
@@ -258,7 +258,7 @@ fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
     }
 }
 
-/// How many descriptors master and worker process have when nobody is connected.
+/// Number of descriptors of master and worker process without connections.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Descriptors {
     master: usize,
@@ -271,7 +271,7 @@ impl Descriptors {
         Descriptors { master: support::descriptors_of(server.pid()), worker: support::descriptors_of(server.worker()) }
     }
 
-    /// There are no more of them now than there were, as soon as what has ended is put away.
+    /// Asserts that no more descriptors are open than before, once ended connections are cleaned up.
     #[track_caller]
     fn assert_no_more(&self, server: &Server) {
         let begin = Instant::now();
@@ -287,7 +287,7 @@ impl Descriptors {
     }
 }
 
-/// What the descriptors of a process refer to.
+/// Targets of the descriptors of a process.
 fn open_files(pid: Pid) -> Vec<String> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
     entries.filter_map(|entry| fs::read_link(entry.path()).ok()).map(|path| path.display().to_string()).collect()

@@ -1,4 +1,4 @@
-//! The command line of the real binary, and good configurations from the first line to the first answer.
+//! The command line of the real binary, and valid configurations from the first line to the first answer.
 
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use crate::support::{self, Directory, Driver, Server, Setup};
 
 const GOOD: &str = "pid %DIR%/pid;\nerror_log %DIR%/error.log;\nevents {}\n";
 
-/// What a command has printed, `%DIR%` in place of the directory's name, and whether it succeeded.
+/// Output of a command, with `%DIR%` in place of the directory's name, and `true` if it succeeded.
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     success: bool,
@@ -20,7 +20,7 @@ struct Outcome {
     stderr: String,
 }
 
-/// Runs the binary under a name, in the directory.
+/// Runs the binary under this name in the directory.
 fn run_as(name: &str, directory: &Directory, words: &[&str]) -> Outcome {
     let path = directory.path().to_str().expect("text");
     let mut command = support::binary(false);
@@ -34,7 +34,7 @@ fn run(directory: &Directory, words: &[&str]) -> Outcome {
     run_as("gale", directory, words)
 }
 
-/// A directory with this configuration.
+/// Makes a directory with this configuration.
 fn directory_with(configuration: &str) -> Directory {
     let directory = Directory::new();
     directory.write("gale.conf", directory.replaced(configuration));
@@ -91,12 +91,12 @@ fn why_a_start_failed_is_in_the_error_log_too() {
     assert!(!start().success);
     let line = "unknown directive \"bogus\" in ";
     assert!(directory.read("start.log").contains(line));
-    // What can be understood has a log of its own, where one looks.
+    // The valid part of the configuration names an error log of its own.
     directory.write("gale.conf", directory.replaced("pid none/pid;\nerror_log %DIR%/own.log;\nevents {}\n"));
     assert!(!start().success);
     assert!(directory.read("own.log").contains("none/pid\" failed (2: No such file or directory)"));
     assert_eq!(directory.read("start.log").lines().count(), 1);
-    // A test leaves no lines behind, and a log that cannot be opened changes nothing.
+    // `-t` writes no lines to logs, and a log that cannot be opened changes nothing.
     directory.write("gale.conf", "events {}\nbogus;\n");
     assert!(!run(&directory, &["-t", "-c", "%DIR%/gale.conf", "-p", "%DIR%", "-e", "test.log"]).success);
     assert_eq!(directory.try_read("test.log"), None);
@@ -125,7 +125,7 @@ fn relative_names_begin_at_the_prefix() {
     directory.write("run/keep", "");
     assert!(run(&directory, &["-t", "-p", "%DIR%", "-c", "gale.conf"]).success);
     assert!(directory.path().join("run/error.log").exists());
-    // The prefix itself may be relative, to where the program is started.
+    // The prefix itself may be relative to the current directory.
     assert!(run(&directory, &["-t", "-p", ".", "-c", "gale.conf"]).success);
 }
 
@@ -244,7 +244,7 @@ fn under_nginx_s_name_the_version_has_nginx_s_form() {
     let arguments = long.lines().find_map(|line| line.strip_prefix("configure arguments: ")).expect("arguments");
     assert!(arguments.contains("--conf-path=/etc/nginx/nginx.conf"), "{arguments}");
     assert!(arguments.split(' ').all(|word| word.starts_with("--")), "{arguments}");
-    // Messages have its name, too.
+    // Messages begin with the program's name.
     assert_eq!(run_as("nginx", &directory, &["-x"]).stderr, "nginx: invalid option: \"x\"\n");
     let outcome = run_as("nginx", &directory_with(GOOD), &["-t", "-c", "%DIR%/gale.conf"]);
     assert!(outcome.success && outcome.stderr.starts_with("nginx: the configuration file "), "{}", outcome.stderr);
@@ -296,10 +296,10 @@ fn signals_to_nobody_are_told_in_nginx_s_words() {
     assert_eq!(send(), failure("gale: [error] invalid PID number \"\" in \"%DIR%/pid\"\n"));
     directory.write("pid", "12x\n");
     assert_eq!(send(), failure("gale: [error] invalid PID number \"12x\" in \"%DIR%/pid\"\n"));
-    // More than any process number.
+    // Higher than any process number.
     directory.write("pid", "99999999\n");
     assert_eq!(send(), failure("gale: [alert] kill(99999999, 15) failed (3: No such process)\n"));
-    // A broken configuration says nothing about where the pid file is.
+    // A broken configuration does not say where the pid file is.
     directory.write("gale.conf", "bogus;");
     assert!(send().stderr.starts_with("gale: [emerg] unknown directive \"bogus\""));
 }
@@ -308,7 +308,7 @@ fn signals_to_nobody_are_told_in_nginx_s_words() {
 fn serve_serves_a_directory_until_it_is_interrupted() {
     let directory = Directory::new();
     directory.write("site/index.html", "<p>hello</p>");
-    // Whoever starts it may read it; root, too, is not served as somebody else.
+    // The user who starts the command may read the directory; if that is root, the worker runs as root, too.
     rustix::fs::chmod(directory.path().join("site"), 0o700.into()).expect("ours");
     let address = directory.address(1);
     let mut child = support::binary(false)
@@ -341,7 +341,7 @@ fn serve_speaks_tls_with_a_certificate_made_on_the_spot() {
         .expect("the binary starts");
     let line = directory.wait_line("stderr", "serving ");
     assert!(line.contains(&format!("https://{address}/")), "{line}");
-    // The certificate is nobody's that a client trusts.
+    // The certificate is issued by no authority that clients trust.
     let (authority, shown) = (Authority::new("nobody"), Arc::new(AnyCertificate::default()));
     let connect = |tls: Tls| tls.connect_tcp(address, "localhost");
     let refused = connect(Tls::new(&authority)).err().unwrap().to_string();
@@ -350,7 +350,7 @@ fn serve_speaks_tls_with_a_certificate_made_on_the_spot() {
     let mut client = support::Client::above(session);
     let response = client.get("/");
     assert_eq!((response.status, response.text()), (200, "<p>hello</p>"));
-    // Plain HTTP is told where it is.
+    // Plain HTTP is refused on the port of HTTPS.
     assert_eq!(support::Client::tcp(address).get("/").status, 400);
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::INT).expect("it runs");
     assert!(child.wait().expect("it ends").success(), "{}", directory.read("stderr"));
@@ -404,7 +404,7 @@ fn the_configuration_behind_serve_is_one_that_can_be_used() {
     let printed = run(&directory, &["serve", "%DIR%/a site", "--listen", "%TCP%", "--print-config"]);
     assert!(printed.success && printed.stderr.is_empty());
     assert!(printed.stdout.contains("listen 127.") && printed.stdout.contains("root \"%DIR%/a site\";"));
-    // A test makes the pid file; here it is to be made where it is cleared away.
+    // The tests' pid file is replaced by one in the directory, where it is removed.
     let own_pid = |line: &str| if line.starts_with("pid ") { "pid %DIR%/pid;".to_owned() } else { line.to_owned() };
     let text: Vec<String> = printed.stdout.lines().map(own_pid).collect();
     directory.write("gale.conf", directory.replaced(&text.join("\n")));
@@ -446,7 +446,7 @@ fn a_reader_that_leaves_early_is_no_failure() {
     assert!(child.wait().expect("it ends").success());
 }
 
-/// One of `configs/`, with its addresses and paths made the test's own. What the command line can say is said there.
+/// One of `configs/` with the test's addresses and paths. Settings that the command line offers are given there.
 fn own_configuration(name: &str, replacements: &[(&str, &str)]) -> Setup {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/configs").join(name);
     let mut text = std::fs::read_to_string(path).expect("there");
@@ -510,7 +510,7 @@ fn a_socket_for_each_worker_runs() {
     let own = "http {\n    client_body_temp_path %DIR%/body;";
     let setup = own_configuration("reuseport.conf", &[("listen 8003", "listen %TCP%"), ("http {", own)]);
     let server = with_own_files(setup).start();
-    // The kernel spreads connections over the sockets by their ports: all four see some.
+    // The kernel distributes connections over the sockets by their ports: all four get some.
     for _ in 0..40 {
         assert_eq!(server.connect_tcp(1).get("/").text(), "OK");
     }
@@ -523,7 +523,7 @@ fn debian_s_default_configuration_runs_under_nginx_s_name() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/configs/debian");
         std::fs::read_to_string(folder.join(name)).expect("there")
     };
-    // What stands below / there is below the test's directory here; who runs it need not be root.
+    // Paths below / become paths below the test's directory, and the user need not be root.
     let own = |text: String| {
         text.replace("user www-data;", "")
             .replace(" /etc/", " %DIR%/etc/")
@@ -556,7 +556,7 @@ fn debian_s_default_configuration_runs_under_nginx_s_name() {
     server.stop();
 }
 
-/// The commands that the help of the program names.
+/// Commands named in the program's help.
 fn commands(directory: &Directory) -> Vec<String> {
     let help = run(directory, &["--help"]).stdout;
     let list = help.lines().find_map(|line| line.trim().strip_prefix("gale ")?.strip_suffix(" --help"));
@@ -565,7 +565,7 @@ fn commands(directory: &Directory) -> Vec<String> {
     commands
 }
 
-/// The options that the help of a command explains, or of the program; without hyphens, and without those for help.
+/// Options explained in the help of a command or of the program; without hyphens, and without those for help.
 fn options(directory: &Directory, command: Option<&str>) -> Vec<String> {
     let words: Vec<&str> = command.into_iter().chain(["--help"]).collect();
     let help = run(directory, &words).stdout;
@@ -602,7 +602,7 @@ fn manual_page_has_the_commands_and_options_of_the_program() {
     let directory = Directory::new();
     let page = packaging("gale.8");
     let synopsis = page.split(".Sh ").find_map(|section| section.strip_prefix("SYNOPSIS\n")).expect("a synopsis");
-    // One form of the command line after the other.
+    // Each form of the command line in turn.
     let forms: Vec<&str> = synopsis.split(".Nm\n").skip(1).collect();
     let command_of = |form: &str| form.lines().find_map(|line| line.strip_prefix(".Cm ")).map(str::to_owned);
     let mut named: Vec<String> = forms.iter().filter_map(|form| command_of(form)).collect();
@@ -623,7 +623,7 @@ fn manual_page_has_the_commands_and_options_of_the_program() {
     }
 }
 
-/// The options behind `Fl` in mdoc: `.Op Fl tTq`, `.Op Fl c Ar file`, `.Fl h | v | V`, `.Op Fl -missing | Fl -man`.
+/// Options after `Fl` in mdoc: `.Op Fl tTq`, `.Op Fl c Ar file`, `.Fl h | v | V`, `.Op Fl -missing | Fl -man`.
 fn flags(form: &str) -> Vec<String> {
     let mut flags = Vec::new();
     for line in form.lines().filter(|line| line.contains("Fl ")) {

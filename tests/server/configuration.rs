@@ -1,11 +1,12 @@
-//! Wrong configurations, and the complete output of `-t` for each: `golden/*.golden`.
+//! Invalid configurations, and the complete output of `-t` for each: `golden/*.golden`.
 //!
-//! A case begins with `======== NAME`, the text of `gale.conf` follows, then any number of further files, each after
-//! `-------- file NAME`, and after `-------- output` what the program prints. `%DIR%` stands for the directory that
-//! holds the files. After an intended change, `GALE_GOLDEN=write cargo test -p gale --test server
-//! configuration:: -- --nocapture` writes what the program prints now, and shows what has changed.
+//! A case begins with `======== NAME`, followed by the text of `gale.conf`, any number of further files, each after
+//! `-------- file NAME`, and the program's output after `-------- output`. `%DIR%` stands for the directory of the
+//! files. After an intended change, `GALE_GOLDEN=write cargo test -p gale --test server configuration:: -- --nocapture`
+//! writes the present output, and shows the differences.
 //!
-//! Lines that a message may quote name files without `%DIR%`: the carets would be as long as the directory's real name.
+//! Lines that a message may quote name files without `%DIR%`: the carets would depend on the length of the directory's
+//! name.
 
 use std::path::{Path, PathBuf};
 
@@ -39,7 +40,7 @@ fn errors_that_only_root_can_make_are_told_with_place_and_hint() {
     check("root.golden");
 }
 
-/// One wrong configuration.
+/// One invalid configuration.
 struct Case {
     name: String,
     files: Vec<(String, String)>,
@@ -78,7 +79,7 @@ const CASE: &str = "======== ";
 const FILE: &str = "-------- file ";
 const OUTPUT: &str = "-------- output\n";
 
-/// What stands before the first case, and the cases.
+/// Text before the first case, and the cases.
 fn parse(golden: &str) -> (String, Vec<Case>) {
     let mut pieces = split_at_lines(golden, CASE).into_iter();
     let head = pieces.next().expect("there is always a first piece").to_owned();
@@ -96,7 +97,7 @@ fn parse(golden: &str) -> (String, Vec<Case>) {
     (head, cases.collect())
 }
 
-/// Pieces of a text, each but the first beginning with a line that starts so.
+/// Splits a text before each line that begins with `start`.
 fn split_at_lines<'t>(text: &'t str, start: &str) -> Vec<&'t str> {
     let mut places: Vec<usize> = text.match_indices(start).map(|(at, _)| at).collect();
     places.retain(|&at| at == 0 || text.as_bytes()[at - 1] == b'\n');
@@ -116,7 +117,7 @@ fn render(case: &Case, output: &str) -> String {
     text + OUTPUT + output
 }
 
-/// What `-t` prints about the case, without what differs from run to run. It must fail, and on standard error alone.
+/// Output of `-t` for the case, without varying parts. The command must fail and only print to standard error.
 fn run(case: &Case) -> String {
     let directory = Directory::new();
     for (name, contents) in &case.files {
@@ -128,12 +129,12 @@ fn run(case: &Case) -> String {
     let output = command.output().expect("the binary starts");
     let text = String::from_utf8(output.stderr).expect("messages are text").replace(path, "%DIR%");
     assert!(output.stdout.is_empty(), "{}: standard output is for what was asked for", case.name);
-    // Told in the golden file, where nothing but a failure is expected.
+    // Recorded in the golden file, where every other result than a failure is unexpected.
     let is_refused = output.status.code() == Some(1);
     if is_refused { text } else { format!("{text}NOT REFUSED: {}\n", output.status) }
 }
 
-/// The lines that differ, with the case that they belong to. Enough for texts that are alike.
+/// The lines that differ, with their cases. Enough for similar texts.
 fn difference(expected: &str, found: &str) -> String {
     let (_, expected) = parse(expected);
     let (_, found) = parse(found);

@@ -1,4 +1,4 @@
-//! `gale reload`: orders over the control socket, and what the sender hears.
+//! `gale reload`: commands over the control socket, and their answers.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -24,7 +24,7 @@ fn begin(directory: &Directory) -> Child {
     command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary starts")
 }
 
-/// What it says, the directory's name left out, and whether the new configuration is in force.
+/// Output without the directory's name, and `true` if the new configuration is in force.
 fn end(directory: &Directory, child: Child) -> (String, bool) {
     let output = child.wait_with_output().expect("it ends");
     let path = format!("{}/", directory.path().display());
@@ -43,7 +43,7 @@ fn who_asks_for_a_reload_hears_when_it_is_in_force() {
     for text in ["two", "three"] {
         write(&server.directory, &served(&format!("return 200 {text};")));
         assert_eq!(reload(&server.directory), (IN_FORCE.to_owned(), true));
-        // No wait in between: that is what the answer means.
+        // No wait in between: the answer means that the new configuration is in force.
         assert_eq!(server.get("/").text(), text);
     }
     server.stop();
@@ -60,7 +60,7 @@ fn errors_and_warnings_are_told_with_line_and_caret() {
     assert!(text.ends_with("gale: the old configuration stays in force\n"), "{text}");
     assert_eq!(server.get("/").text(), "one");
 
-    // What only who opens it can know.
+    // An error that only shows when the file is opened.
     write(&server.directory, &served("access_log %DIR%/none/access.log; return 200 two;"));
     let (text, is_in_force) = reload(&server.directory);
     assert!(!is_in_force);
@@ -81,7 +81,7 @@ fn a_change_that_needs_a_new_process_is_waited_for_too() {
     let server = Server::start(Driver::Epoll, "return 200 one;");
     write(&server.directory, &format!("env GALE_TEST=1;\n{}", served("return 200 two;")));
     assert_eq!(reload(&server.directory), (IN_FORCE.to_owned(), true));
-    // The old process answers what it has accepted until then.
+    // The old process answers the connections that it has accepted before.
     while server.get("/").text() != "two" {}
     assert_eq!(server.log().matches("start worker process ").count(), 2, "{}", server.log());
     server.stop();
@@ -107,13 +107,13 @@ fn clients_that_say_something_else_or_nothing_are_in_nobodys_way() {
     let silent: Vec<UnixStream> = (0..40).map(|_| connect().expect("it listens")).collect();
     for order in [&b"stop\n"[..], b"reload now\n", b"\0", &[b'x'; 100_000]] {
         let mut stream = connect().expect("it listens");
-        // It may have closed before all was sent.
+        // The server may close before the whole command is sent.
         let _ = stream.write_all(order);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         assert_eq!(answer, b"", "{:?}", &order[..order.len().min(20)]);
     }
-    // In pieces it is an order, too.
+    // A command in several pieces is accepted.
     let mut stream = connect().expect("it listens");
     stream.write_all(b"rel").expect("sent");
     stream.write_all(b"oad\n").expect("sent");
@@ -150,7 +150,7 @@ fn without_a_server_it_is_said_what_is_missing() {
     let (text, succeeded) = reload(&directory);
     assert_eq!(text, "gale: [error] open() \"pid\" failed (2: No such file or directory)\n");
     assert!(!succeeded);
-    // A process that is no server.
+    // A process that is not a server.
     let process = IdleProcess::start();
     let number = process.number();
     directory.write("pid", format!("{number}\n"));
@@ -170,7 +170,7 @@ fn a_server_that_ends_refuses() {
     client.get("/");
     server.signal(Signal::STOP);
     let child = begin(&server.directory);
-    // Whichever it hears first, whoever asked is not left waiting.
+    // Whichever signal arrives first, the command is answered.
     server.signal(Signal::TERM);
     server.signal(Signal::CONT);
     let (text, _) = end(&server.directory, child);

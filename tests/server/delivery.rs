@@ -1,5 +1,5 @@
-//! The delivery ladder through the real binary: every way in which files can be sent delivers the same bytes, what is
-//! in memory does not wait for what is on a disk, and broken disks cost only who asks for them.
+//! The delivery ladder through the real binary: every method of sending files delivers the same bytes, cached files do
+//! not wait for disks, and broken disks only affect requests for their files.
 
 use std::fs::{File, FileTimes};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -45,7 +45,7 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..length as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// What a location may say about files.
+/// Settings of a location for files.
 const WAYS: &[(&str, &str)] = &[
     ("auto", ""),
     ("auto_sendfile", "sendfile on;"),
@@ -73,22 +73,22 @@ fn setup(driver: Driver, text: &str) -> Setup {
     setup.replace("daemon off;", "daemon off; thread_pool one threads=1; thread_pool none threads=1 max_queue=0;")
 }
 
-/// Has the kernel forget what it has in memory of a file, which is on the disk.
+/// Evicts a file from the page cache, after writing it to the disk.
 fn evict(path: &Path) {
-    // On some file systems everything stays.
+    // Some file systems keep all pages.
     for _ in 0..20 {
-        // What is still being read ahead stays: so all of it is read first.
+        // Pages that are being read ahead stay, so the whole file is read first.
         let _ = std::fs::read(path).expect("there");
         let file = File::open(path).expect("there");
         rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
-        // So does what somebody else has in hands at this moment.
+        // So do pages that another process uses at this moment.
         if resident_pages(&file) == 0 {
             break;
         }
     }
 }
 
-/// Evicts a file that can be evicted, however long somebody else has its pages in hands.
+/// Evicts a file on a file system that permits it; waits for other users of its pages.
 fn evict_whole(path: &Path) {
     let file = File::open(path).expect("there");
     let is_evicted = (0..1000).any(|_| {
@@ -98,15 +98,14 @@ fn evict_whole(path: &Path) {
     assert!(is_evicted, "{} stays in memory", path.display());
 }
 
-/// How many pages of a file of ours are in memory; 0 where that is not told.
+/// Number of a file's pages in memory; 0 where the kernel does not tell.
 fn resident_pages(file: &File) -> usize {
     let length = file.metadata().expect("there").len() as usize;
     let mut pages = vec![0u8; length.div_ceil(rustix::param::page_size())];
     if length == 0 {
         return 0;
     }
-    // SAFETY: the mapping is new, and unmapped below; nobody reads what it maps. `pages` has a byte for each page of
-    // it.
+    // SAFETY: the mapping is new and unmapped below; its bytes are not read. `pages` has a byte for each page.
     unsafe {
         let mapping = rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, file, 0);
         let Ok(mapping) = mapping else { return 0 };
@@ -116,7 +115,7 @@ fn resident_pages(file: &File) -> usize {
     pages.iter().filter(|&page| page & 1 != 0).count()
 }
 
-/// Has the kernel have this much of a file in memory, and not read ahead.
+/// Reads this much of a file into the page cache, without read-ahead.
 fn read_beginning(path: &Path, length: usize) {
     evict(path);
     let file = File::open(path).expect("there");
@@ -124,7 +123,7 @@ fn read_beginning(path: &Path, length: usize) {
     file.read_exact_at(&mut vec![0; length], 0).expect("long enough");
 }
 
-/// Whether files can be evicted here; this one has been, then.
+/// `true` if files can be evicted here; this one has been then.
 fn can_evict(path: &Path) -> bool {
     let file = File::open(path).expect("there");
     file.sync_all().expect("written");
@@ -132,19 +131,19 @@ fn can_evict(path: &Path) -> bool {
     let mut byte = [0];
     let look =
         rustix::io::preadv2(&file, &mut [std::io::IoSliceMut::new(&mut byte)], 0, rustix::io::ReadWriteFlags::NOWAIT);
-    // The look itself has begun to read it.
+    // The check itself has started a read.
     let is_cold = look == Err(rustix::io::Errno::AGAIN);
     evict(path);
     is_cold
 }
 
-/// A figure of the state of files or pools.
+/// A figure from the status of files or pools.
 fn figure(text: &str, name: &str) -> u64 {
     let found = text.split_ascii_whitespace().find_map(|word| word.strip_prefix(&format!("{name}=")));
     found.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
-/// Asks for all files in all ways, in memory and not, whole and in part.
+/// Requests all files by all methods, cached and not, whole and in part.
 #[track_caller]
 fn check_all(server: &Server, directory: &Path) {
     for &size in &SIZES {
@@ -198,9 +197,9 @@ fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
         let after = server.get("/files").text().to_owned();
         move |name: &str| figure(&after, name) - figure(&before, name)
     };
-    // Read once, as everybody's first request would.
+    // Read once, as by the first request.
     let _ = ask("auto", false);
-    // A loop that had to wait for its core takes the device for slow, for a while.
+    // A loop that had to wait for its core takes the device for slow for a while.
     server.directory.wait_until("a read at once", |_| {
         let hot = ask("auto", false);
         (hot("read_bytes"), hot("pool"), hot("blocking"), hot("sendfile")) == (size as u64, 0, 0, 0)
@@ -210,9 +209,9 @@ fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
         (hot("sendfile_bytes"), hot("pool"), hot("blocking")) == (size as u64, 0, 0)
     });
     for way in ["auto", "auto_sendfile", "threads", "one", "variable"] {
-        // Where it is asked for twice, the kernel, having been asked, may have it the second time. A page that somebody
-        // has in hands stays in memory, or goes between a look and the read: then it is tried again.
-        // And where what was in memory a moment ago had gone, a loop asks for nothing more for up to half a minute.
+        // The kernel may have read the file when it is requested again. A page in use elsewhere stays in memory, or is
+        // evicted between check and read: then the request is repeated. And after a cached page was evicted, a loop
+        // does not try again for up to half a minute.
         server.directory.wait_until(way, |_| {
             let cold = ask(way, true);
             let was_read_elsewhere = way == "auto_sendfile" || cold("pool") > 0;
@@ -226,7 +225,7 @@ fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
         let cold = ask(way, true);
         assert_eq!((cold("blocking_bytes"), cold("pool"), cold("probe_hits")), (size as u64, 0, 0), "{way}");
     }
-    // The one read that writes the time of access is a thread's, where reads write it.
+    // The only read that writes the time of access is done by a thread, where reads write it.
     if rustix::fs::statvfs(&path).expect("there").f_flag.contains(rustix::fs::StatVfsMountFlags::RELATIME) {
         server.directory.wait_until("one read that writes the time of access", |_| {
             make_unread(&path);
@@ -236,7 +235,7 @@ fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
             (next("pool"), next("blocking")) == (0, 0)
         });
     }
-    // Past the page cache nothing is found there, and nothing left there.
+    // Direct reads neither find pages in the page cache nor leave any there.
     let direct = ask("direct", true);
     assert!(direct("pool_bytes") == size as u64 && direct("probe_hits") == 0);
     server.stop();
@@ -246,7 +245,7 @@ fn a_pool_that_is_not_there_is_an_error_of_its_request(driver: Driver) {
     let zip = "location /zip/ { alias %DIR%/files/; aio threads=$arg_pool; gzip on; gzip_types *; }";
     let text = format!("{}{zip}", ways("%DIR%/files"));
     let server = setup(driver, &text).file("files/big", pattern(100_000)).start();
-    // Nothing is left of the response that it replaces.
+    // Nothing of the replaced response is left.
     let request = "GET /zip/big?pool=two HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n";
     let response = server.connect().ask(request);
     assert_eq!((response.status, response.header("Content-Encoding")), (500, None));
@@ -278,7 +277,7 @@ fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Dr
     if !can_evict(&files.join("cold")) {
         return skip("nothing can be evicted from memory here");
     }
-    // Nothing of what was to be is left.
+    // Nothing of the intended response is left.
     let (mut refused, response, path) = refusal(&server, "/none/cold", "");
     assert_eq!((response.status, response.header("Last-Modified"), response.header("ETag")), (503, None, None));
     assert!(response.text().contains("503 Service Temporarily Unavailable"));
@@ -288,15 +287,15 @@ fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Dr
         "{line}"
     );
     assert_eq!(refused.get("/none/hot").text(), "hot", "on the same connection");
-    // What is read to be compressed is read there, too.
+    // Input of compression is read in the pool, too.
     let (_, response, _) = refusal(&server, "/none/zip/zipped", "Accept-Encoding: gzip\r\n");
     assert_eq!((response.status, response.header("Content-Encoding")), (503, None));
-    // A status of our own is answered as any other; a page that cannot be read either comes to an end.
+    // A status of the server's own is answered as any other, and an error page that cannot be read ends as well.
     let (_, response, _) = refusal(&server, "/none/page/page", "");
     assert_eq!((response.status, response.text()), (503, "busy"));
     let (_, response, _) = refusal(&server, "/none/circle/circle", "");
     assert!(matches!(response.status, 500 | 503));
-    // What has begun to leave can only break off.
+    // A response that has begun can only break off.
     let breaks_off = |number: usize| {
         let name = format!("begun{number}");
         write_cold(&files.join(&name));
@@ -320,19 +319,18 @@ fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Dr
     server.stop();
 }
 
-/// How many files are asked for at most until one does not come into memory between two looks.
+/// Most files requested until one is still not in memory at the second check.
 const TRIES: usize = 100;
 
-/// A file of 200,000 bytes, and nothing of it in memory.
+/// Writes a file of 200,000 bytes and evicts it.
 fn write_cold(path: &Path) {
     std::fs::write(path, pattern(200_000)).expect("written");
     File::open(path).and_then(|file| file.sync_all()).expect("on the disk");
     evict_whole(path);
 }
 
-/// Asks for files that are not in memory until the pool has to be asked for one, and returns the connection, the
-/// response and the path. A file for each request: the first look has the kernel read it, and a quick disk may be done
-/// before the look ends.
+/// Requests files that are not in memory until one needs the pool; returns the connection, the response and the path.
+/// Each request has a file of its own: the first check starts a read, and a fast disk may finish before the check ends.
 #[track_caller]
 fn refusal(server: &Server, path: &str, fields: &str) -> (Client, Response, String) {
     let name = path.rsplit('/').next().expect("a name");
@@ -344,7 +342,7 @@ fn refusal(server: &Server, path: &str, fields: &str) -> (Client, Response, Stri
         if response.status == 200 {
             return None;
         }
-        // The file as a page of errors has come meanwhile, or some of it.
+        // The error page or a part of it has been read meanwhile.
         let length = response.header("Content-Length").expect("a page").parse().expect("a number");
         if length < 200_000 {
             response.body = client.take(length);
@@ -364,7 +362,7 @@ fn what_is_no_regular_file_is_never_waited_for(driver: Driver) {
     assert_eq!(client.get("/fifo").status, 404);
     assert!(matches!(client.get("/socket").status, 404 | 500));
     assert_eq!(server.get("/x").text(), "x");
-    // /dev/zero is a device that has no end.
+    // /dev/zero is an endless device.
     let device = rustix::fs::makedev(1, 5);
     if rustix::fs::mknodat(CWD, directory.join("device"), FileType::CharacterDevice, mode, device).is_ok() {
         assert!(matches!(server.get("/device").status, 403 | 404));
@@ -376,7 +374,7 @@ fn what_is_no_regular_file_is_never_waited_for(driver: Driver) {
     server.end_with_alerts();
 }
 
-/// Tests that ask for what cannot be opened find `crit` in the log, and no more than that.
+/// Ends tests that request files which cannot be opened: the log has `crit`, and nothing more severe.
 trait EndWithAlerts {
     fn end_with_alerts(self);
 }
@@ -404,7 +402,7 @@ fn an_unprivileged_worker_serves_what_it_may_read(driver: Driver) {
     server.stop();
 }
 
-/// A file system in a file of its own, or none at all behind it.
+/// A mounted file system in an image file, or one without a device.
 struct Mounted {
     directory: Directory,
 }
@@ -414,7 +412,7 @@ impl Mounted {
         self.directory.path().join("point")
     }
 
-    /// With these options of mount(8). Errors: why it cannot be mounted.
+    /// Mounts it with these options of mount(8). Fails with the reason why it cannot be mounted.
     fn new(kind: &str, options: &str) -> Result<Mounted, String> {
         let directory = Directory::new();
         let mounted = Mounted { directory };
@@ -465,7 +463,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
-/// `None`, and a skip, where it cannot be mounted.
+/// Mounts it; skips and returns `None` where that is impossible.
 fn mount_or_skip(kind: &str, options: &str) -> Option<Mounted> {
     Mounted::new(kind, options)
         .inspect_err(|error| {
@@ -489,7 +487,7 @@ fn every_file_system_delivers_the_same(driver: Driver) {
     }
 }
 
-/// What the mount table says is found by it. For btrfs the table has another number.
+/// The disk is found by the mount table, which has another device number for btrfs.
 fn a_disk_has_the_number_of_its_files(driver: Driver) {
     if !has_own_mounts() {
         return;
@@ -509,16 +507,16 @@ fn a_disk_has_the_number_of_its_files(driver: Driver) {
     }
 }
 
-/// Which reads of a file that is in memory are a thread's, because they write when it was read.
+/// Reads of a cached file that are left to a thread because they write its time of access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LeftToThreads {
     None,
-    /// After a change.
+    /// The first read after a change.
     First,
     All,
 }
 
-/// How a file system can be mounted; that of btrfs writes each time down at once, whatever `lazytime` says.
+/// File systems and mount options. btrfs writes each time at once, whatever `lazytime` says.
 const MOUNTS: &[(&str, &str, LeftToThreads)] = &[
     ("ext4", "relatime", LeftToThreads::First),
     ("ext4", "noatime", LeftToThreads::None),
@@ -545,7 +543,7 @@ fn a_mount_says_which_reads_are_left_to_threads(driver: Driver) {
         for way in ["auto", "auto_sendfile", "threads", "on", "ahead"] {
             check_time_of_access(&server, &root.join(way), way, left, &format!("{kind}, {options}"));
         }
-        // The ring's reads write it, too, and on the loop where they find what they look for.
+        // Reads of the ring write it, too, and on the loop if the data are cached.
         let path = root.join("cold");
         write_unread(&path, 1 << 20);
         for way in ["on", "on_sendfile", "direct_on"] {
@@ -554,11 +552,11 @@ fn a_mount_says_which_reads_are_left_to_threads(driver: Driver) {
             let figures = Figures::of(&server);
             assert!(server.get(&format!("/{way}/cold")).body == pattern(1 << 20), "{kind}, {options}, {way}");
             let delta = figures.until_now(&server);
-            // For btrfs a read past the page cache is none.
+            // btrfs treats a direct read as another one.
             let writes_all = left == LeftToThreads::All && (kind, way) != ("btrfs", "direct_on");
             let may_use_ring = driver == Driver::IoUring && !writes_all;
             assert!(may_use_ring || delta("io_uring") == 0, "{kind}, {options}, {way}\n{server}");
-            // Past the page cache nobody looks before.
+            // Direct reads do not check the page cache first.
             let is_first_a_threads = way != "direct_on" || left != LeftToThreads::First || delta("pool") > 0;
             assert!(is_first_a_threads, "{kind}, {options}, {way}\n{server}");
             if delta("io_uring") + delta("pool") + delta("probe_misses") == 0 {
@@ -570,8 +568,8 @@ fn a_mount_says_which_reads_are_left_to_threads(driver: Driver) {
     }
 }
 
-/// A file that has not been read since it was changed, in memory: who is the first to read it, who the others, and what
-/// becomes of its time.
+/// Checks a cached file that was not read since its change: how the first and the later reads are done, and its time of
+/// access afterwards.
 fn check_time_of_access(server: &Server, path: &Path, way: &str, left: LeftToThreads, mount: &str) {
     let size = 300_001;
     write_unread(path, size);
@@ -594,7 +592,7 @@ fn check_time_of_access(server: &Server, path: &Path, way: &str, left: LeftToThr
     }
 }
 
-/// What was counted up to a moment.
+/// Counters at one moment.
 struct Figures(String);
 
 impl Figures {
@@ -608,7 +606,7 @@ impl Figures {
     }
 }
 
-/// Writes a file to the disk that nobody has read; the clock of its file system has gone on since.
+/// Writes a file to the disk without reading it; the clock of its file system has advanced since.
 fn write_unread(path: &Path, size: usize) {
     std::fs::write(path, pattern(size)).expect("written");
     make_unread(path);
@@ -626,13 +624,13 @@ fn accessed(path: &Path) -> (i64, i64) {
     std::fs::metadata(path).map(|file| (file.atime(), file.atime_nsec())).expect("there")
 }
 
-/// Until then a file system gives the same time to whatever happens.
+/// Waits for the next tick of the file system's clock; all changes before it get the same time.
 fn wait_for_another_tick(time: (i64, i64)) {
     let tick = || rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     while (tick().tv_sec, tick().tv_nsec) <= time {}
 }
 
-/// The locations that read from a file system in user space; what it hangs with takes half of a pool at most.
+/// Locations that read from a file system in user space; its hanging files take at most half of a pool.
 fn broken(driver: Driver, root: &Path) -> Server {
     let root = root.to_str().expect("text");
     let text = format!("{} location /alive/ {{ alias %DIR%/files/; }}", ways(root));
@@ -644,7 +642,7 @@ fn a_broken_file_system_costs_only_who_asks_for_it(driver: Driver) {
     let Some(mounted) = mount_alone() else { return };
     let server = broken(driver, &mounted.point());
     let content = fuse::content();
-    // `aio off` is for those who want to see what happens then.
+    // `aio off` exists to show what happens without threads.
     for (way, _) in WAYS.iter().filter(|(way, _)| !way.contains("off")) {
         let mut client = server.connect();
         for _ in 0..2 {
@@ -655,13 +653,13 @@ fn a_broken_file_system_costs_only_who_asks_for_it(driver: Driver) {
             client.send(format!("GET /{way}/{name}?pool=one HTTP/1.1\r\nHost: h\r\n\r\n"));
             let all = client.read_to_end();
             if name == "eio" && all.is_empty() {
-                // The kernel has read the first piece ahead together with what fails.
+                // The kernel has read the first piece ahead together with the failing part.
                 continue;
             }
             let end = all.windows(4).position(|window| window == b"\r\n\r\n").expect("a head") + 4;
             let (head, received) = (String::from_utf8_lossy(&all[..end]), &all[end..]);
             assert!(head.contains(&format!("Content-Length: {}\r\n", fuse::SIZE)), "{way}: {head}");
-            // Never more than was promised, never anything else in place of what is missing, and then the end.
+            // Never more than announced, never other bytes in place of missing ones, and then the end.
             assert!(received.len() <= fuse::MIDDLE && content.starts_with(received), "{way} {name}");
         }
         assert_eq!(server.get(&format!("/{way}/missing")).status, 404);
@@ -676,7 +674,7 @@ fn reads_that_never_end_hold_up_nobody_else(driver: Driver) {
     let Some(mounted) = mount_alone() else { return };
     let server = broken(driver, &mounted.point());
     let path = server.directory.path().join("files/cold");
-    // More than there are threads, and in all ways.
+    // More than there are threads, by all methods.
     let ask = |number: usize| -> Client {
         let mut client = server.connect();
         let way = ["auto", "on", "threads", "direct"][number % 4];
@@ -684,7 +682,7 @@ fn reads_that_never_end_hold_up_nobody_else(driver: Driver) {
         client
     };
     let mut stuck: Vec<Client> = (0..12).map(ask).collect();
-    // Two threads for each of two loops; the opens of those that come later wait, too.
+    // Two threads for each of two loops; later opens wait, too.
     server.directory.wait_until("file system that does not answer", |_| {
         server.get("/pools").text().lines().any(|line| line.starts_with("default ") && line.contains("running=4"))
     });
@@ -695,27 +693,27 @@ fn reads_that_never_end_hold_up_nobody_else(driver: Driver) {
     }
     stuck.truncate(6);
     assert_eq!(server.get("/quick").text(), "quick");
-    // What a file system has taken and does not answer not even the kernel ends: then the process stays until it is
-    // over.
+    // The kernel does not cancel operations that the file system has received: the process stays until they are
+    // answered.
     drop(mounted);
     for client in &mut stuck {
-        // Those that were being sent break off, the others learn that their file could not be opened.
+        // Responses that were being sent break off; the other requests fail because their file cannot be opened.
         assert!(client.read_to_end().len() < fuse::SIZE);
     }
     server.end_with_alerts();
 }
 
-/// Two ways to wait for a file that hangs: a thread of a pool does, or a whole event loop.
+/// A thread of a pool waits for a hanging file, or a whole event loop.
 const WAITING: [&str; 2] = ["auto", "off"];
 
-/// What the kernel holds cannot be ended; but the server can do without.
+/// The kernel cannot end a waiting thread, but the server can end without it.
 fn nor_do_they_hold_up_the_end_of_the_server(driver: Driver) {
     if !has_own_mounts() {
         return;
     }
     for (signal, way) in [Signal::TERM, Signal::QUIT].into_iter().flat_map(|signal| WAITING.map(|way| (signal, way))) {
         let Some(mounted) = fuse::FileSystem::mount() else { return };
-        // A graceful end waits for clients.
+        // A graceful stop waits for clients.
         let mut server = hanging(driver, &mounted, "worker_shutdown_timeout 1s;").start();
         let _client = ask_for_what_hangs(&server, &mounted, way);
         let (address, worker) = (server.directory.address(1), server.worker());
@@ -727,20 +725,19 @@ fn nor_do_they_hold_up_the_end_of_the_server(driver: Driver) {
             )),
             "{server}"
         );
-        // Nobody listens any more, so another server can.
+        // The address is free for another server.
         drop(std::net::TcpListener::bind(address).unwrap_or_else(|error| panic!("{way}: {error}")));
         drop(mounted);
         server.assert_nothing_left();
     }
 }
 
-/// It is dead, and does not end; the kernel closes nothing that it had.
+/// The dead process does not end, and the kernel closes none of its descriptors.
 fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
     if !has_own_mounts() {
         return;
     }
-    // One ends with a core dump, in which all threads have to take part. Then the file system ends, or the server does
-    // first.
+    // One death has a core dump, in which all threads take part. Then either the file system or the server ends first.
     let deaths = [
         (Signal::KILL, "auto", "within a second, ", None),
         (Signal::KILL, "off", "within a second, ", Some(Signal::TERM)),
@@ -757,7 +754,7 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
         assert!(
             what.ends_with(how) && threads.ends_with("a file system that does not respond; not waiting any longer")
         );
-        // Each by itself: of some the kernel tells loops of the dead process.
+        // One by one: the kernel delivers some connections to loops of the dead process.
         for _ in 0..4 {
             assert_eq!(server.connect_tcp(1).get("/quick").text(), "quick");
         }
@@ -765,7 +762,7 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
         server.reload(&configuration.replace("200 quick", "200 again"));
         assert_eq!(server.get("/quick").text(), "again");
         if let Some(stop) = stop {
-            // The end of the server does not wait for it, either, and leaves the address to others.
+            // The end of the server does not wait for it, either, and frees the address.
             let address = server.directory.address(1);
             server.signal(stop);
             assert!(server.wait_exited().success(), "{server}");
@@ -781,7 +778,7 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
     }
 }
 
-/// The dead process has all sockets, and the server ends only when its last client has.
+/// The dead process holds all sockets, and the server ends only after its last client.
 fn nor_do_they_keep_an_address_when_the_server_waits_for_a_client(driver: Driver) {
     let Some(mounted) = mount_alone() else {
         return;
@@ -792,14 +789,14 @@ fn nor_do_they_keep_an_address_when_the_server_waits_for_a_client(driver: Driver
     rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
     server.wait_logged(&format!("worker process {worker} has died, but has not exited "));
     let mut busy = server.connect();
-    // The second one comes with the first and has begun when that is answered.
+    // The second request arrives with the first and has begun when the first is answered.
     busy.send("GET /quick HTTP/1.1\r\nHost: h\r\n\r\nGET /quick HTTP/1.1\r\nHost: h\r\n");
     assert_eq!(busy.response().text(), "quick");
     server.signal(Signal::QUIT);
     let address = server.directory.address(1);
     let other = bind_when_free(address);
     assert!(!server.directory.path().join("gale.sock").exists());
-    // Another server's now.
+    // A socket file of another server.
     let other_file = UnixListener::bind(server.directory.path().join("gale.sock")).expect("nobody is in the way");
     busy.send("\r\n");
     assert_eq!(busy.response().text(), "quick");
@@ -810,7 +807,7 @@ fn nor_do_they_keep_an_address_when_the_server_waits_for_a_client(driver: Driver
     server.assert_nothing_left();
 }
 
-/// It has not come to closing anything: a loop of it was stuck.
+/// The worker has closed nothing: one of its loops was stuck.
 fn nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop(driver: Driver) {
     let Some(mounted) = mount_alone() else {
         return;
@@ -828,7 +825,7 @@ fn nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop(driver: Driver
     server.assert_nothing_left();
 }
 
-/// The new binary is told of it: its own worker process looks for the connections that the kernel shows to the dead
+/// The new binary knows of the dead process: its own worker takes the connections that the kernel delivers to the dead
 /// one, and the address is free when it ends.
 fn nor_does_one_that_an_old_binary_has_left_behind(driver: Driver) {
     let Some(mounted) = mount_alone() else { return };
@@ -853,12 +850,12 @@ fn nor_does_one_that_an_old_binary_has_left_behind(driver: Driver) {
     server.assert_nothing_left();
 }
 
-/// A file system that this test alone sees; none where that cannot be.
+/// Mounts a file system that only this test sees; `None` where that is impossible.
 fn mount_alone() -> Option<fuse::FileSystem> {
     if has_own_mounts() { fuse::FileSystem::mount() } else { None }
 }
 
-/// Another server, which tries until it can. Nothing tells of that.
+/// Binds the address as soon as it is free. Polls, because there is no notification.
 fn bind_when_free(address: std::net::SocketAddr) -> std::net::TcpListener {
     let end = std::time::Instant::now() + DEADLINE;
     loop {
@@ -870,7 +867,7 @@ fn bind_when_free(address: std::net::SocketAddr) -> std::net::TcpListener {
     }
 }
 
-/// With `aio off` whoever asks for the file holds up its loop: that is what it is there to show. Not the others.
+/// With `aio off` a request for the file blocks its loop: that is what the setting shows. Other loops go on.
 fn a_reload_goes_on_without_a_loop_that_waits_for_ever(driver: Driver) {
     let Some(mounted) = mount_alone() else { return };
     let mut server = hanging(driver, &mounted, "").start();

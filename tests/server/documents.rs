@@ -1,4 +1,4 @@
-//! The configurations in the documents are ones that Gale accepts.
+//! Gale accepts the configurations in the documents.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::support::*;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// Where a piece of a configuration may stand.
+/// Surroundings of an excerpt of a configuration.
 const AROUND: &[[&str; 2]] = &[
     ["", ""],
     ["events {}", ""],
@@ -19,7 +19,7 @@ const AROUND: &[[&str; 2]] = &[
     ["events {} stream {\n server { listen 127.0.0.1:1;", "} }"],
 ];
 
-/// What the documents name and do not show.
+/// Groups that the documents name and do not define.
 const GROUPS: &[&str] = &["app", "app.internal", "origin", "greeter", "db", "redis_servers", "backend"];
 const ELSEWHERE: &str = "proxy_cache_path cache keys_zone=pages:1m;
     map $request_method $purge { default 0; }
@@ -49,7 +49,7 @@ fn configurations_in_the_documents_are_accepted() {
     assert!(count > 20, "{count}");
 }
 
-/// What is wrong with a piece in these surroundings, if it is.
+/// Error for an excerpt in these surroundings, if any.
 fn refusal(directory: &Directory, piece: &str, [before, behind]: [&str; 2]) -> Option<String> {
     let block = |name: &str| (format!("{name} {{\n"), format!("{name} {{\n{}", stubs(piece, name)));
     let mut configuration = format!("{before}\n{piece}\n{behind}");
@@ -63,7 +63,7 @@ fn refusal(directory: &Directory, piece: &str, [before, behind]: [&str; 2]) -> O
     (!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// What a piece names and does not show, for a block.
+/// Definitions for names that an excerpt uses and does not define.
 fn stubs(piece: &str, block: &str) -> String {
     let has = |word: &str| piece.lines().any(|line| line.trim_start().starts_with(word));
     let groups = GROUPS.iter().map(|name| format!("upstream {name} {{"));
@@ -75,7 +75,7 @@ fn stubs(piece: &str, block: &str) -> String {
     stubs
 }
 
-/// With files of this directory in the place of the machine's.
+/// Replaces the machine's files by files of this directory.
 fn with_own_files(configuration: &str, directory: &Path) -> String {
     let own = |word: &str| {
         let path = word.trim_end_matches(|character: char| character == ';' || character.is_whitespace());

@@ -1,10 +1,9 @@
-//! The configurations under `examples/` give the same answers on nginx and on Gale, to the requests recorded beside
+//! The configurations under `examples/` give the same answers on nginx and on Gale to the requests recorded beside
 //! them.
 //!
 //! Both servers run the same text in the same folder; only the address, the names of temporary files and the driver are
-//! put in. What may differ: the servers' names, the time of day, the bytes of a compression (not what they stand for),
-//! and what a 304 says of the answer that the client has: on Gale what that one said, on nginx what it would be without
-//! filters.
+//! inserted. Permitted differences: the servers' names, the time of day, compressed bytes (not their contents), and the
+//! fields of a 304: Gale repeats those of the client's stored answer, nginx those of the answer without filters.
 
 use std::fs;
 use std::io::Read;
@@ -38,7 +37,7 @@ with_each_driver![
     the_site_in_parts_is_the_same,
 ];
 
-/// Asks both servers everything that is recorded for an example.
+/// Sends both servers every recorded request of an example.
 fn compare(name: &str, driver: Driver) {
     let Some(nginx) = nginx() else {
         return skip("nginx is not installed");
@@ -65,7 +64,7 @@ fn compare(name: &str, driver: Driver) {
         let mut expected = normalised(gale.connect_tcp(2).ask(&text), gale.directory.address(2).to_string());
         let mut answer = normalised(gale.connect_tcp(1).ask(&text), gale.directory.address(1).to_string());
         if is_chunked(&expected) != is_chunked(&answer) {
-            // The same bytes all the same: one of the two has told their number first.
+            // The bodies must be equal, although one server has announced the length.
             forget_framing(&mut expected);
             forget_framing(&mut answer);
         }
@@ -76,8 +75,8 @@ fn compare(name: &str, driver: Driver) {
     gale.stop();
 }
 
-/// The requests of an example: each begins at the beginning of a line, its fields are indented. Those below a line
-/// `since X.Y.Z` that an older nginx answers in another way are left out there.
+/// Requests of an example: each begins at the start of a line, its fields are indented. Requests below a line `since
+/// X.Y.Z` are left out if an older nginx answers them differently.
 fn recorded(folder: &Path, version: Version) -> Vec<String> {
     let text = fs::read_to_string(folder.join("requests")).expect("recorded requests");
     let mut requests: Vec<String> = Vec::new();
@@ -106,7 +105,7 @@ fn recorded(folder: &Path, version: Version) -> Vec<String> {
     requests
 }
 
-/// What of an answer has to be the same.
+/// The part of an answer that has to be the same.
 fn normalised(mut response: Response, address: String) -> Response {
     let is_compressed = response.headers.iter().any(|(name, value)| name == "Content-Encoding" && value == "gzip");
     if is_compressed && response.status == 200 && !response.body.is_empty() {
@@ -118,7 +117,7 @@ fn normalised(mut response: Response, address: String) -> Response {
             *value = "…".to_owned();
         }
         if name == "Content-Length" && response.status >= 300 {
-            // Of a page with the server's name.
+            // Length of a page with the server's name.
             *value = "…".to_owned();
         }
     }
@@ -137,7 +136,7 @@ fn normalised(mut response: Response, address: String) -> Response {
     response
 }
 
-/// What stands between the parts of several ranges.
+/// Boundary between the parts of several ranges.
 fn boundary(response: &Response) -> Option<String> {
     let (_, value) = response.headers.iter().find(|(name, _)| name == "Content-Type")?;
     value.split_once("boundary=").map(|(_, boundary)| boundary.to_owned())
@@ -175,7 +174,7 @@ fn files_below(folder: &Path) -> Vec<std::path::PathBuf> {
     files
 }
 
-/// The program, where it is installed: `GALE_TEST_NGINX` names another than that in PATH.
+/// Path of nginx, where it is installed: `GALE_TEST_NGINX`, or that in PATH.
 fn nginx() -> Option<std::path::PathBuf> {
     if let Some(named) = std::env::var_os("GALE_TEST_NGINX") {
         return Some(named.into());
@@ -187,7 +186,7 @@ fn nginx() -> Option<std::path::PathBuf> {
 
 type Version = (u32, u32, u32);
 
-/// What `nginx -v` says.
+/// Version printed by `nginx -v`.
 fn version(program: &Path) -> Version {
     let output = Command::new(program).arg("-v").output().expect("nginx starts");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -200,7 +199,7 @@ fn parsed_version(text: &str) -> Version {
     (next(), next(), next())
 }
 
-/// A running nginx. Ended when dropped.
+/// A running nginx; ended when dropped.
 struct Nginx(Child);
 
 impl Nginx {
@@ -215,7 +214,7 @@ impl Nginx {
             .spawn()
             .expect("nginx starts");
         let nginx = Nginx(child);
-        // Written when the sockets listen.
+        // The pid file is written when the sockets listen.
         directory.wait_until("nginx", |directory| {
             directory.try_read("own.pid").is_some_and(|pid| pid.trim() == nginx.0.id().to_string())
         });

@@ -13,7 +13,7 @@ with_each_driver!(
     state_of_cache_follows_its_directory_to_another_user
 );
 
-/// The permissions that a row of the table begins with; `None` if there is no such row.
+/// Permissions at the beginning of a row of the table; `None` if there is no such row.
 fn row(created: &str) -> Option<u32> {
     let text = include_str!("../../docs/signals-and-processes.md");
     let line = text.lines().find(|line| line.starts_with(&format!("| {created}")))?;
@@ -22,7 +22,7 @@ fn row(created: &str) -> Option<u32> {
     u32::from_str_radix(digits, 8).ok()
 }
 
-/// The file's row of the table, and whether the umask counts for it; `None` for a file that the test has created.
+/// The file's row of the table, and `true` if the umask applies; `None` for files of the test.
 fn kind(path: &str, is_directory: bool) -> Option<(&'static str, bool)> {
     Some(match path {
         "gale.conf" | "stdout" | "stderr" | "notify" | "html" | "state" => return None,
@@ -38,7 +38,7 @@ fn kind(path: &str, is_directory: bool) -> Option<(&'static str, bool)> {
     })
 }
 
-/// Everything below a directory, each with its path in it.
+/// All files below a directory, each with its relative path.
 fn walk(top: &Path, below: &str, found: &mut Vec<(String, PathBuf)>) {
     for entry in fs::read_dir(top.join(below)).expect("it can be read") {
         let name = entry.expect("an entry").file_name().into_string().expect("names are text");
@@ -89,7 +89,7 @@ fn created_files_have_permissions_of_table_with_any_umask(driver: Driver) {
         assert_eq!(ask(&server, "PUT", "/put/a/b", "a file"), 201);
         assert_eq!(ask(&server, "MKCOL", "/put/c/", ""), 201);
         assert_eq!(ask(&server, "POST", "/api/9/http/upstreams/app/servers", r#"{"server":"127.0.0.1:1"}"#), 201);
-        // 404 only after the loader has looked through the directory.
+        // 404 only after the loader has scanned the directory.
         assert!(matches!(ask(&server, "GET", "/cached/b?purge=1", ""), 204 | 404));
         let wait = |server: &Server, name: &str| {
             server.directory.wait_until(name, |_| top.join(name).exists());
@@ -114,7 +114,7 @@ fn created_files_have_permissions_of_table_with_any_umask(driver: Driver) {
         walk(&top, "", &mut found);
         let mut seen = BTreeSet::new();
         for (path, full) in found {
-            // A temporary file may have gone since.
+            // A temporary file may have been removed.
             let Ok(metadata) = fs::symlink_metadata(&full) else { continue };
             if path.ends_with("/page") {
                 continue;
@@ -188,7 +188,7 @@ fn state_of_cache_follows_its_directory_to_another_user(driver: Driver) {
         };
         if user == "daemon" {
             assert_eq!(outcome("/a"), (200, Some("MISS".to_owned())));
-            // The link is no file of the directory's former owner.
+            // The link does not belong to the directory's former owner.
             std::os::unix::fs::symlink(&outside, server.directory.path().join("cache/.gale.link")).expect("ours");
         }
         server.wait_logged(" entries, ");

@@ -1,8 +1,8 @@
-//! Clients that take all they can get, beside quiet ones: the real binary with one worker, with both drivers.
+//! Greedy clients beside quiet ones: the real binary with one worker, with both drivers.
 //!
-//! What counts is progress and not time: how many answers the flood gets between a quiet client's request and its
-//! answer. The access log has them in the order in which they were given. So that the requests are there before, the
-//! worker stalls while they are sent.
+//! The measure is progress and not time: the number of answers that the flood gets between a quiet client's request and
+//! its answer. The access log has the answers in order. The worker stalls while the requests are sent, so that all wait
+//! at the start.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use crate::support::{Client, Driver, Server, Setup, descriptor_limit, turn_of_cr
 
 with_each_driver!(quiet_clients_have_their_turn_beside_a_flood);
 
-/// How many clients ask now and then.
+/// Number of clients that ask now and then.
 const QUIET: usize = 1000;
 
-/// How many connections carry requests without end.
+/// Number of connections that carry requests without end.
 const FLOODS: usize = 4;
 
-/// How many threads open connections without end, each with a request.
+/// Number of threads that open connections without end, each with a request.
 const OPENERS: usize = 2;
 
-/// How many answers a turn of the loop gives to the flood at most: 16 to each connection that sends on and on, 1 to a
-/// new one, of which 8 are accepted, and 1 to each opener that has been waiting longer.
+/// Most answers that a turn of the loop gives to the flood: 16 to each greedy connection, 1 to a new one, of which 8
+/// are accepted, and 1 to each opener that has been waiting longer.
 const FLOOD_ANSWERS_PER_TURN: usize = 16 * FLOODS + 8 + OPENERS;
 
-/// How many turns the requests of all quiet clients take, at most: each is two events, one to receive and one to send,
-/// and the work of a turn. Twice what that makes, because the flood has events, too.
+/// Most turns that the requests of all quiet clients take: each needs two events, to receive and to send, and a turn's
+/// share of work. Doubled, because the flood has events, too.
 fn turns(driver: Driver) -> usize {
     let events_per_turn = match driver {
         Driver::Epoll => 512,
-        // So much deferred work is done in a call (IO_LOCAL_TW_DEFAULT_MAX in Linux).
+        // Deferred work done in one call (IO_LOCAL_TW_DEFAULT_MAX in Linux).
         Driver::IoUring => 20,
     };
     2 * (2 * QUIET).div_ceil(events_per_turn)
@@ -83,7 +83,7 @@ impl Flood {
         Flood { is_over, answers, connections, threads }
     }
 
-    /// How much has been heard of it.
+    /// Number of bytes and answers received by the flood.
     fn progress(&self) -> usize {
         self.answers.load(Ordering::Relaxed)
     }
@@ -116,7 +116,7 @@ fn quiet_clients_have_their_turn_beside_a_flood(driver: Driver) {
         let before = flood.progress();
         server.directory.wait_until("an answer to the flood", |_| flood.progress() > before);
         staller.send("GET /stall HTTP/1.1\r\nHost: localhost\r\n\r\n");
-        // Opening it for writing waits for the reader.
+        // Opening for writing waits for the reader.
         let writer = File::options().write(true).open(&fifo).expect("a FIFO");
         quiet.iter_mut().for_each(|client| client.send(ASK_QUIETLY));
         drop(writer);
@@ -125,7 +125,7 @@ fn quiet_clients_have_their_turn_beside_a_flood(driver: Driver) {
         }
         assert_eq!(staller.response().status, 200);
     }
-    // It goes on, and so do they.
+    // The worker continues, and so do the clients.
     for client in &mut quiet {
         assert_eq!(client.get("/later").text(), "hello");
     }
@@ -144,7 +144,7 @@ fn quiet_clients_have_their_turn_beside_a_flood(driver: Driver) {
     server.stop();
 }
 
-/// For each stall: how many answers the flood got from its end until the last quiet client had its own.
+/// For each stall: number of answers to the flood from its end until the last quiet client had its answer.
 fn flood_answers_beside_quiet_ones(log: &str) -> Vec<usize> {
     let mut stalls = Vec::new();
     for stall in log.split("\"GET /stall ").skip(1) {

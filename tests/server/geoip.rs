@@ -1,4 +1,4 @@
-//! Where clients are, by databases of addresses: for requests and for sessions.
+//! Locations of clients from databases of addresses, for requests and for sessions.
 
 use rustix::process::{Signal, kill_process};
 
@@ -62,7 +62,7 @@ fn cities() -> Mmdb {
     )
 }
 
-/// Whom a request is from that comes through a proxy which is trusted.
+/// Answer to a request from this address through a trusted proxy.
 #[track_caller]
 fn of(client: &mut Client, address: &str) -> String {
     let request = format!("GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: {address}\r\n\r\n");
@@ -71,7 +71,7 @@ fn of(client: &mut Client, address: &str) -> String {
     response.text().to_owned()
 }
 
-/// A server on `%TCP%` that answers with this text. The clients' side is trusted.
+/// A server on `%TCP%` that answers with this text and trusts its clients as proxies.
 fn answering(driver: Driver, databases: &str, answer: &str) -> Setup {
     let text = format!("{databases}\ngeoip_proxy 127.0.0.0/8;\nserver {{ listen %TCP%; return 200 '{answer}'; }}");
     Setup::http(driver, &text)
@@ -92,7 +92,7 @@ fn variables_say_where_a_client_is(driver: Driver) {
         of(&mut client, "192.0.2.1"),
         "DE|DEU|Germany Oberammergau|EU|DE|DEU|Germany|BY|Bavaria|82487|47.5983|-11.0000|807|"
     );
-    // The smallest network counts.
+    // The smallest network wins.
     assert!(of(&mut client, "192.0.2.200").starts_with("AT|AUT|Austria Oberammergau"));
 }
 
@@ -104,9 +104,9 @@ fn what_is_not_known_has_no_value(driver: Driver) {
     let setup = answering(driver, databases, &format!("{COUNTRY} {CITY} $known"));
     let server = setup.file("country.mmdb", countries().bytes()).file("city.mmdb", cities().bytes()).start();
     let mut client = server.connect_tcp(1);
-    // In the database, but little of it; and a country without a code of three letters.
+    // A record with few values, and a country without a three-letter code.
     assert_eq!(of(&mut client, "198.51.100.7"), "|| ||ZZ||Nowhere||||0.0000||| no");
-    // Not in it at all.
+    // An address without a record.
     assert_eq!(of(&mut client, "203.0.113.1"), "|| ||||||||||| no");
     assert_eq!(of(&mut client, "2001:db9::1"), "|| ||||||||||| no");
     // A client without an address, and no database.
@@ -163,7 +163,7 @@ fn proxies_are_believed_if_they_are_trusted(driver: Driver) {
     assert_eq!(answer("geoip_proxy 127.0.0.0/8; geoip_proxy 192.0.2.129;"), "AT");
     assert_eq!(answer("geoip_proxy 127.0.0.0/8; geoip_proxy 192.0.2.129; geoip_proxy_recursive on;"), "DE");
     assert_eq!(answer("geoip_proxy 127.0.0.0/8; geoip_proxy 192.0.2.0/24; geoip_proxy_recursive on;"), "US");
-    // Who realip has found is looked up, too.
+    // The address found by realip is looked up.
     assert_eq!(answer("set_real_ip_from 127.0.0.1; real_ip_header X-Forwarded-For;"), "AT");
 }
 
@@ -187,8 +187,8 @@ fn sessions_have_the_variables(driver: Driver) {
 }
 
 fn a_broken_record_is_told_once_and_has_no_value(driver: Driver) {
-    // A map of three rows that ends before the first one; a number in place of a map; a pointer that leads nowhere; a
-    // name of another type; nothing at all.
+    // A map of three rows that ends before the first one; a number in place of a map; a dangling pointer; a name of
+    // another type; an empty record.
     let database = countries()
         .broken_network("203.0.113.0/32", &[7 << 5 | 3])
         .broken_network("203.0.113.1/32", &[6 << 5 | 1, 7])
@@ -220,10 +220,10 @@ fn databases_are_those_of_the_last_load(driver: Driver) {
     let mut server = Setup::configuration(&text).file("country.mmdb", countries().bytes()).start();
     let ask = |server: &Server| of(&mut server.connect_tcp(1), "192.0.2.1");
     assert_eq!(ask(&server), "DE");
-    // Whatever becomes of the file changes nothing.
+    // Changes of the file have no effect.
     server.directory.write("country.mmdb", "");
     assert_eq!(ask(&server), "DE");
-    // A reload that cannot read it keeps what there is.
+    // A reload that cannot read the file keeps the loaded database.
     server.reload(&text);
     server.wait_logged("GeoIP_open(\"");
     assert_eq!(ask(&server), "DE");
@@ -231,10 +231,10 @@ fn databases_are_those_of_the_last_load(driver: Driver) {
     server.directory.write("country.mmdb", other.bytes());
     server.reload(&text);
     assert_eq!(ask(&server), "CH");
-    // Without a change the copy that there is remains in use.
+    // Without a change the loaded copy remains in use.
     server.reload(&text);
     assert_eq!(ask(&server), "CH");
-    // A worker process that is started again needs no file.
+    // A restarted worker process needs no file.
     server.directory.write("country.mmdb", "");
     let worker = server.worker();
     kill_process(worker, Signal::KILL).unwrap();

@@ -1,4 +1,4 @@
-//! gRPC (`grpc_pass`): calls of all four kinds, what ends them, and a real client and server of gRPC.
+//! gRPC (`grpc_pass`): calls of all four kinds, their ends, and real gRPC clients and servers.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ fn pairs(fields: &[(&str, &str)]) -> Vec<(String, String)> {
     fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-/// Waits until so much of an answer's body is there.
+/// Waits until this text of an answer's body has arrived.
 fn read_body(client: &mut Http2, stream: StreamId, text: &[u8]) {
     client.read_until(|client| client.answers.get(&stream).is_some_and(|answer| answer.body == text));
 }
@@ -105,7 +105,7 @@ fn a_server_streams_and_is_not_read_ahead_of_its_client(driver: Driver) {
         all.extend_from_slice(message.as_bytes());
         read_body(&mut client, stream, &all);
     }
-    // Far more than all windows together: it comes as the client takes it.
+    // Far more than all windows together: it arrives as the client reads.
     let large = vec![b'x'; 5_000_000];
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -149,7 +149,7 @@ fn both_sides_stream_at_once(driver: Driver) {
     let stream = client.begin("POST", "/a/b", &GRPC, false);
     let mut upstream = Http2Server::accept(&backend);
     let asked = upstream.request();
-    // The answer begins before there is a question.
+    // The answer begins before there is a message of the request.
     upstream.respond(asked.stream, 200, &GRPC[..1], false);
     client.read_until(|client| client.answers.get(&stream).is_some_and(|answer| answer.status == 200));
     let (mut said, mut heard) = (Vec::new(), Vec::new());
@@ -209,7 +209,7 @@ fn checks_ask_by_the_protocol_of_grpc_for_that(driver: Driver) {
     let backend = Backend::tcp();
     let check = "health_check interval=10ms mandatory keepalive_time=1h type=grpc grpc_service=pkg.Service;";
     let server = start(driver, &backend, &format!("{check} grpc_set_header X-Own own; grpc_read_timeout 1h;"));
-    // All checks have a connection of their own, which is kept.
+    // All checks share a connection of their own, which is kept open.
     let mut checks = Http2Server::accept(&backend);
     let first = checks.whole_request();
     assert_eq!((first.method.as_str(), first.path.as_str()), ("POST", "/grpc.health.v1.Health/Check"));
@@ -227,7 +227,7 @@ fn checks_ask_by_the_protocol_of_grpc_for_that(driver: Driver) {
     let refused = (502, Some("14".to_owned()));
     assert_eq!(call(), refused, "it was not checked yet");
     checks.answer_grpc(first.stream, SERVING);
-    // A later check has come when the earlier one was noted.
+    // A later check arrives once the earlier one was recorded.
     let mut held = checks.whole_request();
     server.wait_logged("peer is healthy, health check \"\" of peer ");
     for (status, fields, message, told) in [
@@ -246,7 +246,7 @@ fn checks_ask_by_the_protocol_of_grpc_for_that(driver: Driver) {
         assert_eq!(call(), refused);
     }
     server.wait_logged("peer is unhealthy while checking gRPC status, health check \"\" of peer ");
-    // A connection that the server closes is no failure of a check: it is asked on another one.
+    // A connection closed by the server is not a failed check: the check is repeated on another one.
     checks.close();
     let mut checks = Http2Server::accept(&backend);
     let again = checks.whole_request();
@@ -296,7 +296,7 @@ fn errors_of_our_own_have_a_status_of_grpc(driver: Driver) {
     assert!(denied.body.is_empty());
     let absent = ask("/absent", &[("content-type", "application/grpc+proto")]);
     assert_eq!((absent.status, absent.header("grpc-status")), (502, Some("14")));
-    // Who does not speak gRPC gets a page, and who has a page of their own gets that.
+    // Other clients than those of gRPC get an error page; configured error pages replace it.
     let page = ask("/denied", &[]);
     assert_eq!((page.status, page.header("grpc-status"), page.body.is_empty()), (403, None, false));
     let made = ask("/page", &GRPC);
@@ -344,7 +344,7 @@ fn requests_of_http1_are_passed_on(driver: Driver) {
 fn calls_pass_over_tls(driver: Driver) {
     let authority = Authority::new("authority");
     let pair = authority.ecdsa(&["behind.example"]);
-    // Gale is its own server: what is agreed upon there is HTTP/2.
+    // Gale is its own upstream server: ALPN selects HTTP/2.
     let server = Setup::http(
         driver,
         "server { listen unix:%DIR%/behind.sock ssl; http2 on; ssl_certificate %DIR%/own.crt;
@@ -390,14 +390,14 @@ impl Program {
         Program(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts"))
     }
 
-    /// What a server says at first.
+    /// Reads the first line of a server's output, its port.
     fn port(&mut self) -> String {
         let mut port = String::new();
         BufReader::new(self.0.stdout.take().expect("a pipe")).read_line(&mut port).expect("a port");
         port.trim().to_owned()
     }
 
-    /// What it says, to its end.
+    /// Reads its output to the end.
     fn output(mut self) -> String {
         let text = std::io::read_to_string(self.0.stdout.take().expect("a pipe")).expect("text");
         assert!(self.0.wait().expect("an end").success(), "{text}");
@@ -429,7 +429,7 @@ fn python(script: &str) -> Option<Command> {
     Some(command)
 }
 
-/// The client and server in Go, where they can be compiled. All tests use one program.
+/// The client and server in Go, where they can be compiled. All tests share one program.
 fn go(part: &str) -> Option<Command> {
     static PROGRAM: OnceLock<Option<(Directory, PathBuf)>> = OnceLock::new();
     let compile = || {
@@ -456,7 +456,7 @@ fn go(part: &str) -> Option<Command> {
     Some(command)
 }
 
-/// Where calls are passed to: to a server in the clear at this port, or over TLS.
+/// A server that passes calls to this port, in the clear or over TLS.
 fn passing(driver: Driver, scheme: &str, port: &str) -> Setup {
     let text = format!(
         "upstream u {{ server 127.0.0.1:{port}; keepalive 4; }}
@@ -499,7 +499,7 @@ fn a_real_client_and_server_understand_each_other(driver: Driver) {
     server.stop();
 }
 
-/// What the client in Go says when all is well, but for the number of its connections.
+/// Output of the client in Go on success, without the number of its connections.
 const ALL_WELL_IN_GO: [&str; 11] = [
     "unary: 3000 of 3000",
     "at once: 3000 of 3000",
@@ -514,8 +514,8 @@ const ALL_WELL_IN_GO: [&str; 11] = [
     "absent: Unavailable",
 ];
 
-/// Has a client that measures its path with every answer call thousands of times, in every way. Returns how many
-/// connections it took, in the clear and over TLS.
+/// Runs the client in Go, which measures its path with every answer, for thousands of calls of every kind. Returns the
+/// number of its connections, in the clear and over TLS.
 fn call_in_go(driver: Driver, mut upstream: Program, scheme: &str, more: &str) -> [usize; 2] {
     let server = passing(driver, scheme, &upstream.port()).replace("http2 on;", &format!("http2 on; {more}")).start();
     let authority = server.directory.path().join("authority.pem");
@@ -525,7 +525,7 @@ fn call_in_go(driver: Driver, mut upstream: Program, scheme: &str, more: &str) -
         let said = Program::start(client.arg(address).args(arguments)).output();
         let mut said: Vec<&str> = said.lines().collect();
         let connections = said.pop().and_then(|line| line.strip_prefix("connections: ")).expect("their number");
-        // Whichever of the three sees the deadline first: the library has one word for 502, 503 and 504.
+        // The deadline may expire first at any of the three; the library has one word for 502, 503 and 504.
         if let Some(deadline) = said.iter_mut().find(|line| **line == "deadline: Unavailable") {
             *deadline = "deadline: DeadlineExceeded";
         }
@@ -549,7 +549,7 @@ fn a_client_and_a_server_in_go_understand_each_other_over_tls(driver: Driver) {
     directory.write("behind.key", &pair.key);
     let Some(mut server) = go("server") else { return };
     server.arg(directory.path().join("behind.crt")).arg(directory.path().join("behind.key"));
-    // A client whose connection has had its last request, the thousandth, begins another one and loses no call.
+    // After a connection's last request, the thousandth, a client opens another one and loses no call.
     let connections = call_in_go(driver, Program::start(&mut server), "grpcs", "");
     assert!(connections.iter().all(|&connections| connections > 3), "{connections:?}");
 }

@@ -1,4 +1,4 @@
-//! HTTP/2: requests and answers, what a connection allows and how it ends, and what hostile clients come to.
+//! HTTP/2: requests and answers, limits and ends of connections, and hostile clients.
 
 use gale_protocol::http2::frame::MAX_31;
 use gale_protocol::http2::{ErrorCode, Limits};
@@ -46,7 +46,7 @@ fn setup(driver: Driver, text: &str) -> Setup {
     Setup::server(driver, &format!("http2 on;\n{text}"))
 }
 
-/// One in which HTTP/1 is passed on to a backend.
+/// A server that passes requests on to a backend over HTTP/1.
 fn proxy(driver: Driver, backend: &Backend, text: &str) -> Server {
     setup(driver, &format!("location / {{ proxy_pass http://{}; {text} }}", backend.address())).start()
 }
@@ -86,11 +86,11 @@ fn requests_in_the_clear_are_answered_and_logged(driver: Driver) {
     let fields: Vec<&str> = line.split('|').collect();
     assert_eq!(fields[..5], ["GET /text?a=b HTTP/2.0", "200", "HTTP/2.0", "h2c", "1"]);
     let numbers: Vec<u64> = fields[5..8].iter().map(|field| field.parse().unwrap()).collect();
-    // The block of fields, compressed.
+    // Size of the compressed field block.
     assert!((16..40).contains(&numbers[0]) && numbers[1] > 16 + 9 && numbers[2] == 16, "{line}");
     assert_eq!(fields[8], "OK");
     server.directory.wait_line("own.log", "GET /missing HTTP/2.0|404|HTTP/2.0|h2c|7");
-    // HTTP/1 is spoken there, too.
+    // The port also speaks HTTP/1.
     assert_eq!(server.get("/text?a=1").text(), "hello HTTP/1.1 1");
     server.stop();
 }
@@ -108,7 +108,7 @@ fn the_server_that_a_handshake_names_decides_what_is_offered(driver: Driver) {
     let text = [
         server("on.example", "http2 on;", own),
         server("off.example", "", own),
-        // It has the certificate of the first one, and a word of its own on this.
+        // It shares the certificate of the first server, with a setting of its own for HTTP/2.
         server("bare.example", "http2 off;", ""),
     ]
     .concat();
@@ -125,7 +125,7 @@ fn the_server_that_a_handshake_names_decides_what_is_offered(driver: Driver) {
     let mut client = Http2::above(tls().connect(&socket, "on.example").unwrap());
     let stream = client.begin_at("on.example", "GET", "/", &[], true);
     assert_eq!(client.answer(stream).text(), "on.example h2 h2");
-    // One certificate is good for both names: the connection may be used for the other, too.
+    // One certificate is valid for both names: the connection may be used for the other, too.
     let stream = client.begin_at("off.example", "GET", "/", &[], true);
     assert_eq!(client.answer(stream).text(), "off.example h2 h2");
     assert_eq!(tls().client(&socket, "off.example").get("/").text(), "on.example  http/1.1");
@@ -138,7 +138,7 @@ fn a_preface_where_http2_is_off_is_a_bad_request(driver: Driver) {
     client.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
     assert_eq!(client.response().status, 400);
     server.stop();
-    // Byte by byte it is understood where it is on.
+    // A preface that arrives byte by byte is recognised where HTTP/2 is on.
     let server = setup(driver, "return 200 ok;").start();
     let mut client = server.connect();
     for byte in b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" {
@@ -195,7 +195,7 @@ fn files_are_whole_whatever_the_windows(driver: Driver) {
     .file("empty", "")
     .start();
     for (stream_window, connection_window) in [(70_000, 70_000), (1, 65_535), (1 << 20, 1 << 24)] {
-        // A window of one byte is a nuisance in the long run; here it is the first one only.
+        // Windows of one byte are slow; here only the first one is.
         let limits = Limits { stream_window, connection_window, ..Limits::default() };
         let mut client = Http2::unix_with(&server, limits);
         let streams = ["/file", "/small", "/paced"].map(|path| client.begin("GET", path, &[], true));
@@ -250,7 +250,7 @@ fn bodies_are_passed_on_with_their_trailers(driver: Driver) {
     let stream = client.begin("POST", "/limited", &[], false);
     client.send(stream, &body[..2000], true);
     assert_eq!(client.answer(stream).status, 413);
-    // A length that is not kept.
+    // A wrong Content-Length.
     let stream = client.begin("POST", "/", &[("content-length", "3")], false);
     client.send(stream, b"four", true);
     assert_eq!(client.answer(stream).reset, Some(ErrorCode::PROTOCOL_ERROR));
@@ -260,7 +260,7 @@ fn bodies_are_passed_on_with_their_trailers(driver: Driver) {
 
 fn a_client_that_expects_100_is_told_to_continue(driver: Driver) {
     let backend = Backend::tcp();
-    // Nor may it send anything before it is asked.
+    // The client may not send anything before the server asks, either.
     let text = format!("http2_body_preread_size 0; location / {{ proxy_pass http://{}; }}", backend.address());
     let server = setup(driver, &text).start();
     let mut client = Http2::unix(&server);
@@ -302,7 +302,7 @@ fn a_body_that_nobody_wants_is_thrown_away_until_its_window_is_used_up(driver: D
     assert_eq!(of(short), (200, "early".to_owned(), None));
     assert_eq!(of(longer), (200, "early".to_owned(), None));
     assert_eq!(of(long), (200, "early".to_owned(), Some(ErrorCode::NO_ERROR)));
-    // Those of a client that goes on with none of them are not kept for ever.
+    // Unfinished bodies of a client that never continues them are not kept for ever.
     let first = answered(&mut client);
     for _ in 0..16 {
         answered(&mut client);
@@ -312,7 +312,7 @@ fn a_body_that_nobody_wants_is_thrown_away_until_its_window_is_used_up(driver: D
     server.stop();
 }
 
-/// The four cases of h2spec that send a malformed rest: 8.1/1, 8.1.2.1/3, 8.1.2.6/1 and 2.
+/// The four cases of h2spec with a malformed rest: 8.1/1, 8.1.2.1/3, 8.1.2.6/1 and 2.
 fn malformed_rest_of_an_answered_request_resets_its_stream(driver: Driver) {
     let server = setup(driver, "location / { return 200 early; }").start();
     let second_head = block(&[("x", "y")]);
@@ -372,7 +372,7 @@ fn requests_of_a_client_that_has_gone_reach_no_server(driver: Driver) {
     server.stop();
 }
 
-/// Waits until no connection is open but one of the test and that which asks.
+/// Waits until only the test's connection and the asking one are open.
 fn wait_for_two_connections(server: &Server) {
     server.look_until("the clients that have gone are closed", || {
         server.get("/status").text().starts_with("Active connections: 2 ")
@@ -453,7 +453,7 @@ fn status_that_was_sent_is_logged(driver: Driver) {
     );
     let server = Setup::http(driver, &text).start();
     let mut client = Http2::unix(&server);
-    // An answer that would look like a tunnel is replaced, also by a page of the configuration's.
+    // An answer that would look like a tunnel is replaced, also by a configured error page.
     let stream = client.connect("websocket", "/text", &[]);
     let answer = client.answer(stream);
     assert_eq!((answer.status, answer.text()), (501, "no socket"));
@@ -485,7 +485,7 @@ fn a_closed_window_holds_one_stream_alone_and_not_for_ever(driver: Driver) {
     client.connection.release(held, 65_536);
     client.flush();
     assert_eq!(client.answer(held).body.len(), 200_000);
-    // Without a window the stream ends alone.
+    // Without a window only the stream ends.
     client.releases = false;
     let late = client.begin("GET", "/hurry", &[], true);
     assert_eq!(client.answer(late).reset, Some(ErrorCode::CANCEL));
@@ -503,7 +503,7 @@ fn a_stream_that_is_reset_ends_what_was_done_for_it(driver: Driver) {
     client.reset(stream, ErrorCode::CANCEL);
     assert!(at.is_at_end(), "nobody waits for it any more");
     server.directory.wait_line("access.log", "\"GET /wait HTTP/2.0\" 499");
-    // A connection that ends takes its streams with it.
+    // The end of a connection ends its streams.
     client.begin("GET", "/gone", &[], true);
     let mut at = backend.accept();
     assert_eq!(at.request().target, "/gone");
@@ -519,7 +519,7 @@ fn a_client_that_leaves_in_the_middle_of_files_leaves_nothing_behind(driver: Dri
         .replace("worker_processes 2", "worker_processes 1")
         .replace("worker_connections 128", "worker_connections 16")
         .start();
-    // More in all than the worker may have.
+    // More in total than the worker may have.
     for _ in 0..40 {
         let mut client = Http2::unix(&server);
         client.releases = false;
@@ -535,7 +535,7 @@ fn a_client_that_leaves_in_the_middle_of_files_leaves_nothing_behind(driver: Dri
 }
 
 fn urgent_responses_go_first(driver: Driver) {
-    // Out of memory: what has to be read from a disk may come later, however urgent it is.
+    // Answered from memory: data read from a disk may arrive later, however urgent they are.
     let text = format!("set $text {}; return 200 {};", "t".repeat(3000), "$text".repeat(10));
     let server = setup(driver, &text).start();
     let mut client = Http2::unix_with(&server, Limits { stream_window: 0, ..Limits::default() });
@@ -560,7 +560,7 @@ fn urgent_responses_go_first(driver: Driver) {
     server.stop();
 }
 
-/// The server announces its end, and is told that the client has seen that; then it names the last stream.
+/// The server announces its end and waits until the client has seen that; then it names the last stream.
 #[track_caller]
 fn assert_ends_in_two_steps(client: &mut Http2, last_stream: u32) {
     assert_eq!(client.goaways, [(MAX_31, ErrorCode::NO_ERROR), (last_stream, ErrorCode::NO_ERROR)]);
@@ -599,7 +599,7 @@ fn an_address_that_is_gone_ends_its_connections_in_two_steps(driver: Driver) {
     let mut server = Setup::http(driver, &own("one.sock")).start();
     let mut client = Http2::unix(&server);
     assert_eq!(client.get("/").text(), "old");
-    // Another word for the same address changes nothing for open connections.
+    // A different spelling of the same address does not affect open connections.
     server.reload_http(driver, &own("two.sock").replace("return 200 old", "return 200 new"));
     assert_eq!(client.get("/").text(), "new");
     server.reload_http(driver, "server { listen unix:%DIR%/three.sock; return 200 x; }");
@@ -635,7 +635,7 @@ fn a_connection_ends_behind_its_last_request_or_when_it_is_idle(driver: Driver) 
     assert_eq!(client.get("/").text(), "ok");
     client.read_to_end();
     assert_eq!(client.goaways.last(), Some(&(1, ErrorCode::NO_ERROR)));
-    // A head whose end does not come, on a connection that might be idle for longer; and one on which nothing comes.
+    // An incomplete head, on a connection with a longer idle timeout; and a connection without any request.
     let mut client = Http2::above(connect("slow.sock"));
     assert_eq!(client.get("/").text(), "ok");
     client.raw(&frame(frame_type::HEADERS, flag::END_HEADERS, 3, block(&GET))[..12]);
@@ -645,7 +645,7 @@ fn a_connection_ends_behind_its_last_request_or_when_it_is_idle(driver: Driver) 
     server.stop();
 }
 
-/// Fields that a request has beside the usual ones, or in their place.
+/// Fields of a request beside the usual ones, or in their place.
 const SMUGGLING: &[&[(&str, &str)]] = &[
     &[("x-one", "a\r\nX-Two: b")],
     &[("x-one", "a\nX-Two: b")],
@@ -668,7 +668,7 @@ const SMUGGLING: &[&[(&str, &str)]] = &[
     &[(":unknown", "x")],
 ];
 
-/// Whole heads.
+/// Complete heads.
 const SMUGGLING_HEADS: &[&[(&str, &str)]] = &[
     &[(":method", "GET / HTTP/1.1\r\nHost: x\r\n\r\nGET"), (":scheme", "http"), (":path", "/"), (":authority", "a")],
     &[(":method", "GET"), (":scheme", "http"), (":path", "/ HTTP/1.1\r\nx: y"), (":authority", "a")],
@@ -697,7 +697,7 @@ fn what_could_smuggle_a_request_reaches_nobody(driver: Driver) {
     let server = setup(driver, &text).start();
     let heads = SMUGGLING.iter().map(|fields| [&GET[..], fields].concat());
     for head in heads.chain(SMUGGLING_HEADS.iter().map(|head| head.to_vec())) {
-        // The codec of the client would not write it.
+        // The client's codec would refuse to write it.
         let mut client = Http2::unix(&server);
         client.raw(frame(frame_type::HEADERS, flag::END_HEADERS | flag::END_STREAM, 1, block(&head)));
         let (status, code) = client.raw_answer();
@@ -705,7 +705,7 @@ fn what_could_smuggle_a_request_reaches_nobody(driver: Driver) {
         assert!(is_refused, "{head:?}: {status:?} {code:?}");
     }
     assert_eq!(serving.asked().len(), 0, "{:?}", serving.asked());
-    // What may be said is passed on as it is meant.
+    // Permitted values are passed on unchanged.
     let mut client = Http2::unix(&server);
     let fields = [("cookie", "a=1"), ("cookie", "b=2"), ("te", "trailers"), ("x-fine", "a:b")];
     let stream = client.begin("GET", "/x?y", &fields, true);
@@ -759,7 +759,7 @@ fn websockets_are_upgrades_for_the_servers_behind(driver: Driver) {
         drop(at);
         assert_eq!(client.answer(stream).body, b"hellobye");
     }
-    // What is no tunnel does not look like one.
+    // Other responses do not look like a tunnel.
     let stream = client.connect("websocket", "/text", &[]);
     assert_eq!(client.answer(stream).status, 501);
     let stream = client.connect("websocket", "/refused", &[]);
@@ -814,7 +814,7 @@ fn a_client_certificate_is_asked_for_by_name(driver: Driver) {
         client.answer(stream).status
     };
     assert_eq!(ask(&mut client, "open.example"), 200);
-    // RFC 9113, section 9.1.2: on another connection it may be had.
+    // RFC 9113, section 9.1.2: the client may ask on another connection.
     assert_eq!(ask(&mut client, "closed.example"), 421);
     assert_eq!(ask(&mut client, "open.example"), 200);
     let mut client = Http2::above(tls.connect(&socket, "closed.example").unwrap());
@@ -822,13 +822,13 @@ fn a_client_certificate_is_asked_for_by_name(driver: Driver) {
     server.stop();
 }
 
-/// What a hostile client sends, over and over, and what it comes to.
+/// Name, frames for each round, error code and log message of an attack.
 type Attack = (&'static str, fn(u32) -> Vec<u8>, ErrorCode, &'static str);
 
-/// A request that waits for somebody who does not answer.
+/// A request for an upstream server that does not answer.
 const HELD: [(&str, &str); 4] = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "hold")];
 
-/// The number of the next stream in an attack's round.
+/// Number of the next stream in an attack's round.
 fn odd(round: u32) -> u32 {
     2 * round + 1
 }
@@ -921,10 +921,10 @@ const ATTACKS: &[Attack] = &[
     ),
 ];
 
-/// A block of a few kilobytes that stands for megabytes.
+/// A block of a few kilobytes that expands to megabytes.
 fn bomb(large: &str) -> Vec<u8> {
     let mut block = block(&GET);
-    // A literal that is added to the table; 62 is its index from then on (RFC 7541, section 2.3.3).
+    // A literal that is added to the table; its index is 62 from then on (RFC 7541, section 2.3.3).
     block.extend([0x40, 1, b'x', 0x7f]);
     let mut length = large.len() - 127;
     while length >= 128 {
@@ -950,7 +950,7 @@ fn floods_end_the_connection_and_nobody_else(driver: Driver) {
     for (what, next, code, words) in ATTACKS {
         let mut client = Http2::unix_receiving(&server);
         let mut round = 0;
-        // It ends long before that.
+        // The connection ends long before that.
         while round < 20_000 && client.try_raw(next(round)).is_ok() {
             round += 1;
         }
@@ -961,7 +961,7 @@ fn floods_end_the_connection_and_nobody_else(driver: Driver) {
     let strict = std::os::unix::net::UnixStream::connect(server.directory.path().join("strict.sock")).unwrap();
     strict.set_read_timeout(Some(support::DEADLINE)).unwrap();
     let mut client = Http2::above(strict);
-    // All at once: what is counted becomes less with time.
+    // All at once, because the counters decay with time.
     let (_, reset, ..) = ATTACKS[0];
     client.raw((0..10).flat_map(reset).collect::<Vec<u8>>());
     assert_eq!(client.raw_goaway(), Some(ErrorCode::ENHANCE_YOUR_CALM));
@@ -983,10 +983,10 @@ fn a_window_of_one_byte_is_a_flood_when_it_lasts(driver: Driver) {
     server.stop();
 }
 
-/// As many as most systems let a process have.
+/// As many as most systems permit for a process.
 const CROWD: usize = 3000;
 
-/// What each of them may cost the worker, in bytes: the connection, the request, and the byte of its body that came.
+/// Memory of each in the worker, in bytes: the connection, the request, and the received byte of its body.
 const CROWD_BYTES_MAX: u64 = 20 * 1024;
 
 fn thousands_of_connections_with_an_idle_stream_each_cost_little_memory(driver: Driver) {
@@ -994,7 +994,7 @@ fn thousands_of_connections_with_an_idle_stream_each_cost_little_memory(driver: 
     if descriptor_limit() < CROWD + 2000 {
         return skip("a process can have too few descriptors here");
     }
-    // The body is waited for before anything is asked behind.
+    // The body is read before the upstream server is asked.
     let text = "access_log off; client_body_timeout 1h; keepalive_timeout 1h;
                 location / { proxy_pass http://unix:%DIR%/nobody; } location /text { return 200 text; }";
     let server = setup(driver, text)
@@ -1005,11 +1005,11 @@ fn thousands_of_connections_with_an_idle_stream_each_cost_little_memory(driver: 
         let mut client = Http2::unix(&server);
         let stream = client.begin("POST", "/", &[], false);
         client.send(stream, b"x", false);
-        // What came before was dealt with, too.
+        // The requests before were processed, too.
         assert_eq!(client.get("/text").text(), "text");
         client
     };
-    // What is set up once is there before.
+    // One-time allocations are made before the measurement.
     drop((0..300).map(|_| begin()).collect::<Vec<_>>());
     let worker = server.worker();
     let before = support::anonymous_memory(worker);

@@ -1,7 +1,7 @@
-//! HTTP/2 as others speak it: h2spec's cases, curl, h2load and Chromium, each where it is installed.
+//! HTTP/2 with other implementations: h2spec's cases, curl, h2load and Chromium, each where it is installed.
 //!
-//! A tool that is not there is named, and the test is skipped: `h2spec is not installed`. The clients and servers
-//! of gRPC are in `grpc.rs`.
+//! A missing tool is named, and the test is skipped: `h2spec is not installed`. The clients and servers of gRPC are in
+//! `grpc.rs`.
 
 use std::process::{Command, Stdio};
 
@@ -17,7 +17,7 @@ with_each_driver!(
     a_browser_speaks_http2_and_opens_a_websocket_over_it,
 );
 
-/// A folder's files, a text and what is behind, in the clear on `%TCP%` and over TLS on `%TCP2%`.
+/// Static files, a text and an upstream server, in the clear on `%TCP%` and over TLS on `%TCP2%`.
 fn site(driver: Driver, backend: &Backend) -> Server {
     let pair = Authority::new("authority").ecdsa(&["127.0.0.1", "site.example"]);
     let text = format!(
@@ -53,7 +53,7 @@ fn tool(name: &str) -> Option<Command> {
     })
 }
 
-/// What it says, if it succeeds.
+/// Output of a successful command.
 #[track_caller]
 fn said(command: &mut Command) -> String {
     let output = command.output().expect("it is there");
@@ -62,14 +62,14 @@ fn said(command: &mut Command) -> String {
     text
 }
 
-/// Has every case of h2spec tried, and returns the names of those that fail. It asks for something that is answered
-/// behind the whole request: some cases break a rule in the body, which a client may do unnoticed that has its answer.
+/// Runs every case of h2spec and returns the names of those that fail. The target is answered after the whole request:
+/// some cases break a rule in the body, and the error would go unnoticed after the answer.
 fn h2spec(driver: Driver, number: usize, options: &[&str]) -> Option<Vec<String>> {
     let mut h2spec = tool("h2spec")?;
     let backend = Backend::tcp();
     let server = site(driver, &backend);
     let address = server.directory.address(number);
-    // Each case waits for a frame, or for the connection's end, for so long: a busy machine has time.
+    // Each case waits this long for a frame or the connection's end, because the machine may be busy.
     h2spec.args(["--strict", "--timeout", "30", "--path", "/late"]).args(options);
     h2spec.args(["--host", &address.ip().to_string(), "--port", &address.port().to_string()]);
     let output = h2spec.output().expect("it is there");
@@ -83,8 +83,8 @@ fn h2spec(driver: Driver, number: usize, options: &[&str]) -> Option<Vec<String>
 
 fn h2spec_finds_nothing_in_the_clear_but_an_answer_of_http1(driver: Driver) {
     let Some(failed) = h2spec(driver, 1, &[]) else { return };
-    // What begins with neither preface nor request is answered with 400 in HTTP/1, as nginx's own tests want it, and
-    // the connection is closed (RFC 9113, section 3.4). h2spec finds that the answer is no frame.
+    // Input that is neither preface nor request is answered with 400 in HTTP/1, as nginx's own tests want it, and the
+    // connection is closed (RFC 9113, section 3.4). h2spec reports that the answer is not a frame.
     assert_eq!(failed, ["2: Sends invalid connection preface"]);
 }
 
@@ -115,7 +115,7 @@ fn curl_gets_and_posts_in_the_clear_and_over_tls(driver: Driver) {
         assert_eq!(ask(&[&url("/text")]), format!("{own} HTTP/2.0"));
         let answer = ask(&["--data-binary", &upload, "--write-out", " %{http_version}", &url("/behind/")]);
         assert_eq!(answer, "1000000 bytes 2");
-        // Several at once on one connection; with prior knowledge curl 7.88 fails at that, whatever the server.
+        // Several at once on one connection; curl 7.88 fails at that with prior knowledge, whatever the server.
         if number == 2 {
             let several = url("/large?[1-20]");
             let sizes = ask(&["--parallel", "--write-out", "%{size_download}\n", "--output", "/dev/null", &several]);
@@ -142,8 +142,8 @@ fn h2load_gets_every_answer(driver: Driver) {
     server.stop();
 }
 
-/// Says what came of a request, of many at once, of an upload, and of a WebSocket whose server repeats what it hears.
-/// While requests are under way, the browser's virtual time stands still: so they go on until all is there.
+/// Shows the results of a request, of many at once, of an upload, and of a WebSocket to an echo server. The browser's
+/// virtual time stands still during requests, so all of them finish.
 const BROWSER: &str = r#"<!doctype html><title>waits</title><body><script>
 let heard = "";
 const socket = new WebSocket(`wss://${location.host}/behind/socket`);
@@ -161,16 +161,16 @@ const text = async (path, options) => (await fetch(path, options)).text();
 })();
 </script>"#;
 
-/// Takes the handshake of a WebSocket, and sends back its first message, which is short.
+/// Accepts a WebSocket handshake and echoes its first, short message.
 fn repeat(client: &mut Client) {
-    // Gale's client needs no key; a browser would.
+    // Gale needs no `Sec-WebSocket-Accept` from its server; a browser would.
     client.send("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n");
     let head = client.take(2);
     let length = usize::from(head[1] & 0x7f);
     let (mask, mut text) = (client.take(4), client.take(length));
     text.iter_mut().zip(mask.iter().cycle()).for_each(|(byte, mask)| *byte ^= mask);
     client.send([&[0x81, length as u8], &text[..]].concat());
-    // The browser closes, and is told that this was seen.
+    // The browser closes and gets a reply.
     let end = client.take(6);
     client.send([0x88, 0]);
     assert_eq!(end[0], 0x88);
@@ -195,7 +195,7 @@ fn a_browser_speaks_http2_and_opens_a_websocket_over_it(driver: Driver) {
     let (page, console) =
         look(browser, &url, &["--ignore-certificate-errors"]).unwrap_or_else(|error| panic!("{error}"));
     assert!(page.contains("[h2 HTTP/2.0, 50 of 50, 500000 bytes, hello]"), "{page}\n{console}");
-    // RFC 8441: the WebSocket is a stream of the connection that the browser had.
+    // RFC 8441: the WebSocket is a stream of the browser's existing connection.
     server.directory.wait_line("access.log", "\"CONNECT /behind/socket HTTP/2.0\" 101");
     drop(serving);
     server.stop();

@@ -1,5 +1,5 @@
-//! HTTP/2 to servers (`proxy_http_version 2`): connections that requests share, their limits and ends, windows, and
-//! what servers do wrong.
+//! HTTP/2 to upstream servers (`proxy_http_version 2`): shared connections, their limits and ends, windows, and faulty
+//! servers.
 
 use gale_protocol::http2::frame::{flag, frame_type};
 use gale_protocol::http2::{ErrorCode, Limits};
@@ -37,7 +37,7 @@ with_each_driver!(
     trailers_and_early_hints_pass_if_they_may,
 );
 
-/// A server on `%UNIX%` that passes everything on to a group of one backend.
+/// A server on `%UNIX%` that passes all requests to a group of one backend.
 fn setup(driver: Driver, backend: &Backend, group: &str, location: &str) -> Setup {
     let address = backend.address();
     Setup::http(
@@ -54,7 +54,7 @@ fn start(driver: Driver, backend: &Backend, location: &str) -> Server {
     setup(driver, backend, "keepalive 8;", location).start()
 }
 
-/// The same with a group of two, of which the second is a spare.
+/// The same with a group of two, of which the second is a backup.
 fn start_with_spare(driver: Driver, [one, other]: [&Backend; 2], group: &str, location: &str) -> Server {
     let (one, other) = (one.address(), other.address());
     let text = format!(
@@ -64,7 +64,7 @@ fn start_with_spare(driver: Driver, [one, other]: [&Backend; 2], group: &str, lo
     Setup::http(driver, &text).start()
 }
 
-/// The first one answers 503, so the spare is asked, and says `here`. Both, with what they were asked.
+/// The first server answers 503, so the backup is asked and answers `here`. Returns both, with their requests.
 fn refuse_and_answer(one: &Backend, spare: &Backend) -> [(Http2Server, Asked); 2] {
     let mut first = Http2Server::accept(one);
     let asked_first = first.whole_request();
@@ -103,7 +103,7 @@ fn a_server_gets_as_many_connections_as_its_stream_limit_makes_necessary(driver:
     let narrow = || Limits { concurrent_streams_max: 1, ..limits() };
     let first = client.begin("GET", "/first", &[], true);
     let second = client.begin("GET", "/second", &[], true);
-    // The second one waits for the settings of the first connection, and finds no room there.
+    // The second request waits for the settings of the first connection, and finds no room there.
     let mut one = Http2Server::accept_with(&backend, narrow());
     let asked_first = one.request();
     let mut other = Http2Server::accept_with(&backend, narrow());
@@ -130,7 +130,7 @@ fn max_conns_bounds_the_requests_of_a_server_and_not_its_connections(driver: Dri
         let asked_first = upstream.request();
         let second = client.begin("GET", "/second", &[], true);
         let asked_second = upstream.request();
-        // There is room on the connection, and none at the server.
+        // The connection has room, but the server has none.
         assert_eq!(client.get("/third").status, 502, "{pass}");
         server.wait_logged("no live upstreams while connecting to upstream");
         upstream.answer(asked_first.stream, "one");
@@ -197,7 +197,7 @@ fn no_more_idle_connections_are_kept_than_keepalive_says(driver: Driver) {
     client.answer(first);
     other.answer(asked_second.stream, "other");
     client.answer(second);
-    // The one that has been idle for longest goes.
+    // The connection that was idle for longest is closed.
     one.read_to_end();
     let third = client.begin("GET", "/third", &[], true);
     let asked_third = other.request();
@@ -280,7 +280,7 @@ fn a_body_waits_for_the_window_and_not_for_ever(driver: Driver) {
     let stream = client.begin("POST", "/", &[], false);
     client.send(stream, &body, true);
     let mut upstream = Http2Server::accept(&backend);
-    // Whoever releases nothing gets as much as the window was.
+    // A peer that never opens the window gets as much as the window had.
     upstream.releases = false;
     let asked = upstream.request();
     upstream.open_window(0, 1 << 20);
@@ -290,7 +290,7 @@ fn a_body_waits_for_the_window_and_not_for_ever(driver: Driver) {
     assert_eq!(upstream.asked[&asked.stream].body.len(), body.len());
     upstream.answer(asked.stream, "thanks");
     assert_eq!(client.answer(stream).text(), "thanks");
-    // Now it stays closed.
+    // From now on the window stays closed.
     upstream.set_window(0);
     upstream.sync();
     let stream = client.begin("POST", "/hasty", &[], false);
@@ -349,7 +349,7 @@ fn a_slow_client_holds_up_no_other_one(driver: Driver) {
     for _ in &slow_streams {
         let asked = upstream.request();
         upstream.respond(asked.stream, 200, &[], false);
-        // As much as the window has room for, at one time at least.
+        // As much as the window permits at once.
         while upstream.send_some(asked.stream, &piece, false) > 0 {}
         held.push(asked.stream);
     }
@@ -419,7 +419,7 @@ fn a_server_that_is_silent_is_left_and_asked_whether_it_is_there(driver: Driver)
     let asked = upstream.request();
     assert_eq!(client.answer(stream).status, 504);
     server.wait_logged("upstream timed out (110: Connection timed out) while reading response header from upstream");
-    // It is there, and gets the next one, too.
+    // The connection stays open and gets the next request, too.
     upstream.read_until(|upstream| upstream.asked[&asked.stream].reset == Some(ErrorCode::CANCEL));
     upstream.sync();
     let stream = client.begin("GET", "/", &[], true);
@@ -474,7 +474,7 @@ fn faults_of_a_server_are_bad_gateways(driver: Driver) {
     let backend = Backend::tcp();
     let server = start(driver, &backend, "");
     let mut client = Http2::unix(&server);
-    // Each on a stream, whose connection goes on.
+    // Each of these ends its stream, and the connection goes on.
     let bad_heads: &[&[(&str, &str)]] = &[
         &[("x", "no status")],
         &[(":status", "2x0")],
@@ -492,14 +492,14 @@ fn faults_of_a_server_are_bad_gateways(driver: Driver) {
         assert_eq!(answer.status, 502, "{head:?}");
         stream = client.begin("GET", "/", &[], true);
     }
-    // More than was announced.
+    // More than announced.
     let asked = upstream.request();
     let head = block(&[(":status", "200"), ("content-length", "2")]);
     upstream.raw(frame(frame_type::HEADERS, flag::END_HEADERS, asked.stream, head));
     upstream.raw(frame(frame_type::DATA, flag::END_STREAM, asked.stream, b"three"));
     let answer = client.answer(stream);
     assert!(answer.status == 502 || answer.reset.is_some(), "{answer:?}");
-    // Each ends its connection.
+    // Each of these ends its connection.
     for bytes in [
         frame(frame_type::DATA, 0, 0, b"no stream"),
         frame(frame_type::PUSH_PROMISE, flag::END_HEADERS, 1, [0; 8]),
@@ -614,7 +614,7 @@ fn checks_speak_the_version_of_the_location(driver: Driver) {
     assert_eq!((first.header("host"), first.header("x-own")), (Some("u"), Some("own")));
     checks.respond(first.stream, 200, &[("x-a", "b")], false);
     checks.send(first.stream, b"all is fine", true);
-    // They go on with one connection, beside that of requests.
+    // Checks continue on one connection, beside that of requests.
     let held = checks.whole_request();
     assert_eq!(held.stream, 3);
     let mut client = Http2::unix(&server);

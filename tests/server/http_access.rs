@@ -1,4 +1,4 @@
-//! Who may, over real sockets: by address, by method, by password, and by what trusted servers say.
+//! Access control over real sockets: by address, method, password, and fields from trusted proxies.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ with_each_driver!(
     the_client_is_who_the_proxy_protocol_says,
 );
 
-/// The status of `path`, which is a file in the server's directory, for this client.
+/// Status of a request for `path`, a file in the server's directory.
 #[track_caller]
 fn status(client: &mut Client, path: &str) -> u16 {
     client.get(path).status
@@ -37,7 +37,7 @@ fn setup(driver: Driver, text: &str) -> Setup {
         .fold(setup, |setup, path| setup.file(&format!("html/{path}"), format!("this is {path}")))
 }
 
-/// `Authorization` for a user whose name and password have no need of padding or of anything but letters.
+/// `Authorization` for a user whose name and password need no padding and consist of letters.
 fn basic(user: &str, password: &str) -> String {
     format!("Authorization: Basic {}\r\n", base64(format!("{user}:{password}").as_bytes()))
 }
@@ -94,7 +94,7 @@ fn a_level_with_rules_of_its_own_takes_none_from_outside(driver: Driver) {
     let mut client = server.connect();
     let seen = ["/f", "/b/f", "/b/c/f"].map(|path| status(&mut client, path));
     assert_eq!(seen, [403, 200, 200]);
-    // Rules hold for redirects of the server's own, too, each where it leads to.
+    // Rules also apply to internal redirects, each at its target.
     let page = client.get("/d/f");
     assert_eq!((page.status, page.text()), (403, "this is e/f"));
     server.stop();
@@ -149,19 +149,19 @@ fn other_methods_have_settings_of_their_own(driver: Driver) {
         methods.iter().map(|method| ask(&mut client, method, path, "").status).collect()
     };
     let all = ["GET", "HEAD", "POST", "PUT", "PROPFIND", "FROBNICATE"];
-    // Only GET and HEAD can be answered with a file: 405 for those that may.
+    // A file can only answer GET and HEAD: other permitted methods get 405.
     assert_eq!(statuses("/a/f", &all), [200, 200, 403, 403, 403, 403]);
     assert_eq!(statuses("/b/f", &all), [200, 200, 405, 403, 403, 403]);
     assert_eq!(statuses("/d/f", &all), [403, 403, 403, 403, 405, 403]);
     assert_eq!(statuses("/e/f", &all), [403, 403, 405, 405, 405, 405]);
-    // What answers in the location answers here.
+    // The content handler of the location answers here.
     assert_eq!(statuses("/gif", &["GET", "POST", "DELETE"]), [200, 405, 405]);
-    // A named location is one as any other.
+    // A named location is like any other.
     assert_eq!(statuses("/x", &["GET"]), [403]);
     server.stop();
 }
 
-/// What others make of `password`.
+/// Hashes of `password` in other formats.
 const FORMS: &[(&str, &str)] = &[
     ("des", "abJnggxhB/yWI"),
     ("md5", "$1$salt$qJH7.N4xYta3aEG/dfqo/0"),
@@ -217,7 +217,7 @@ fn without_the_right_password_one_is_asked_for_it(driver: Driver) {
     }
     server.wait_logged("no user/password was provided for basic authentication");
     server.wait_logged(&server.directory.replaced("user \"Anna\" was not found in \"%DIR%/users\""));
-    // What a client makes up stays in its line.
+    // The client's user name cannot break its log line.
     server.wait_logged("user \"li\\x0Ane\" was not found");
     assert_eq!(ask(&mut client, "GET", "/f", &basic("anna", "secret")).status, 200);
     let line = server.directory.wait_line("access.log", "\"GET /f HTTP/1.1\" 200");
@@ -228,7 +228,7 @@ fn without_the_right_password_one_is_asked_for_it(driver: Driver) {
 fn changes_to_a_password_file_count_at_once(driver: Driver) {
     let server = setup(driver, "auth_basic realm; auth_basic_user_file %DIR%/users;").file("users", USERS).start();
     let path = server.directory.path().join("users");
-    // It seems old, and is not: what it says must not be remembered.
+    // Its modification time seems old although the file is new: its contents must not be cached.
     let age = |path: &std::path::Path| {
         let file = std::fs::File::options().write(true).open(path).expect("it is there");
         file.set_modified(std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).expect("it can be");
@@ -267,7 +267,7 @@ fn a_password_file_that_cannot_be_read_lets_nobody_in(driver: Driver) {
     let anna = basic("anna", "secret");
     let seen = ["/a/f", "/b/f", "/d/f"].map(|path| ask(&mut server.connect(), "GET", path, &anna).status);
     assert_eq!(seen, [403, 500, 500]);
-    // Relative to where the configuration is.
+    // Relative to the directory of the configuration.
     server.wait_logged(&server.directory.replaced("open() \"%DIR%/missing\" failed (2: No such file or directory)"));
     server.wait_logged(&server.directory.replaced("pread() \"%DIR%\" failed (21: Is a directory)"));
     server.wait_logged(&server.directory.replaced("open() \"%DIR%/f/x\" failed (20: Not a directory)"));
@@ -285,7 +285,7 @@ fn the_password_file_may_depend_on_the_request(driver: Driver) {
     assert_eq!(status("realm=r&file=two"), 401);
     assert_eq!(status("realm=r&file=three"), 403);
     assert_eq!(status("realm=off&file=three"), 200);
-    // But not on where it pleases.
+    // But a variable cannot lead out of the directory.
     assert_eq!((status("realm=r&file=x/../one"), status("realm=r&file=./one")), (403, 200));
     server.stop();
 }
@@ -316,7 +316,7 @@ fn who_has_no_right_password_waits(driver: Driver) {
     for path in ["/a/f", "/b/f"] {
         let asked = Instant::now();
         assert_eq!(ask(&mut client, "GET", path, &basic("anna", "other")).status, 401);
-        // Less than the whole: the worker's clock stands still within a turn, in which it may be held up.
+        // Less than the whole delay: the worker's clock stands still within a turn, which may be long.
         assert!(asked.elapsed() >= Duration::from_millis(100), "{path}: {:?}", asked.elapsed());
         assert_eq!(ask(&mut client, "GET", path, &basic("anna", "secret")).status, 200);
     }
@@ -338,12 +338,12 @@ fn a_client_that_leaves_while_it_waits_is_logged(driver: Driver) {
 }
 
 fn a_slow_hash_holds_up_nobody_else(driver: Driver) {
-    // Minutes of work for every password.
+    // A hash that takes minutes to verify.
     const SLOW: &str = "slow:$2y$20$abcdefghijklmnopqrstuuWG29KuyeAicPCJODk1zjyGvyQUU2awu\n";
     let server = setup(driver, "location /a/ { auth_basic realm; auth_basic_user_file %DIR%/users; } location / { }")
         .file("users", SLOW)
         .start();
-    // More of them than the pool has threads.
+    // More requests than the pool has threads.
     let slow: Vec<Client> = (0..20)
         .map(|_| {
             let mut client = server.connect();
@@ -362,7 +362,7 @@ fn a_slow_hash_holds_up_nobody_else(driver: Driver) {
     server.stop();
 }
 
-/// What a location says of the client, in a field of the response.
+/// Answers with the client's address in a response field.
 const TELL: &str = "add_header X-Client \"$remote_addr|$remote_port|$realip_remote_addr\";";
 
 #[track_caller]
@@ -387,12 +387,12 @@ fn trusted_servers_say_who_the_client_is(driver: Driver) {
     assert_eq!(client_of(&mut unix, "/f", real), "192.0.2.1||unix:");
     assert_eq!(client_of(&mut unix, "/f", "X-Real-IP: [2001:DB8::1]:44\r\n"), "2001:db8::1|44|unix:");
     assert_eq!(client_of(&mut unix, "/d/f", real), "192.0.2.1||unix:");
-    // It counts for rules, for the logs, and for this request alone.
+    // The address applies to access rules and logs, and only for this request.
     assert_eq!(ask(&mut unix, "GET", "/a/f", real).status, 403);
     assert_eq!(ask(&mut unix, "GET", "/a/f", "").status, 200);
     server.wait_logged("access forbidden by rule, client: 192.0.2.1, server: ");
     server.directory.wait_line("access.log", "192.0.2.1 - - [");
-    // A location may trust others, and ask another field.
+    // A location may trust other proxies and use another field.
     assert_eq!(client_of(&mut unix, "/b/f", real), "192.0.2.1||unix:", "the server has asked before");
     assert_eq!(client_of(&mut tcp, "/b/f", "X-Client-Is: 192.0.2.9:80\r\n"), "192.0.2.9|80|127.0.0.1");
     server.stop();

@@ -86,7 +86,7 @@ struct State {
 #[derive(Default)]
 struct Order {
     names: Vec<String>,
-    /// State of each name: pending, valid or invalid, and the challenge.
+    /// State of each name: pending, valid or invalid, and the reason.
     states: Vec<(&'static str, String)>,
     chain: Option<String>,
     has_been_polled: bool,

@@ -1,6 +1,6 @@
-//! The web server in a simulated world: built from a configuration's text, served by one loop on which nothing is real.
+//! The web server in a simulated world: built from a configuration's text and served by one simulated loop.
 //!
-//! Of the machine it uses a directory below `target` for bodies of requests that do not fit memory, and `/dev/null` for
+//! It uses two real things: a directory below `target` for request bodies that do not fit memory, and `/dev/null` for
 //! logs.
 
 pub mod answer;
@@ -28,15 +28,15 @@ use gale_process::{
 use gale_runtime::simulation::{Random, Simulation};
 use gale_runtime::{DriverChoice, EventLoop, LoopOptions, RingOptions, SocketAddress, spawn};
 
-/// Where the server of every test listens.
+/// Listening address of the server of every test.
 pub fn address() -> SocketAddress {
     SocketAddress::Inet(ADDRESS.parse().expect("an address"))
 }
 
 pub const ADDRESS: &str = "192.0.2.1:80";
 
-/// A loop of any kind, as the seed says: with the driver that stands for all, or with the ring's own over a simulated
-/// ring of any size.
+/// Options of a loop whose driver depends on the seed: the simulated driver, or that of io_uring over a simulated ring
+/// of any size.
 pub fn loop_options(simulation: &Simulation) -> LoopOptions {
     let random = Random::new(simulation.seed());
     if random.chance(500) {
@@ -59,7 +59,7 @@ pub fn run<T>(simulation: &Simulation, configuration: &str, main: impl AsyncFnOn
     site.run(loop_options(simulation), main)
 }
 
-/// A server to be: the program, a configuration's text, and the sockets that every configuration finds open.
+/// A server before its start: the program, a configuration's text, and the open sockets that every configuration finds.
 pub struct Site<'s> {
     simulation: &'s Simulation,
     server: Server,
@@ -71,7 +71,7 @@ fn replace_places(configuration: &str) -> String {
     configuration.replace("%ADDRESS%", ADDRESS).replace("%TEMP%", env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// The one loop's place.
+/// Slot of the only loop.
 pub const SLOT: WorkerSlot = WorkerSlot { worker: 0, workers: 1 };
 
 impl<'s> Site<'s> {
@@ -79,7 +79,7 @@ impl<'s> Site<'s> {
         Site::with_order(simulation, &ORDER, configuration)
     }
 
-    /// A server made of these modules.
+    /// A server with these modules.
     pub fn with_order(simulation: &'s Simulation, order: &'static Order, configuration: &str) -> Site<'s> {
         let text = replace_places(configuration);
         let request = BuildRequest {
@@ -92,18 +92,18 @@ impl<'s> Site<'s> {
         Site { simulation, server: Server::new(order), request, listeners: RefCell::default() }
     }
 
-    /// A configuration of this text, as at the start and at every reload.
+    /// Builds the configuration, as at the start and at every reload.
     pub fn build(&self) -> Arc<Configuration> {
         self.build_request(&self.request)
     }
 
-    /// A configuration of another text.
+    /// Builds a configuration of another text.
     pub fn build_text(&self, configuration: &str) -> Arc<Configuration> {
         let text = Some(replace_places(configuration));
         self.build_request(&BuildRequest { configuration_text: text, ..self.request.clone() })
     }
 
-    /// Why a configuration of this text is refused.
+    /// Error with which a configuration of this text is refused.
     pub fn refusal(&self) -> String {
         let mut resources = SimulatedResources { site: self, files: MemoryFiles::default() };
         match self.server.build(&self.request, &mut resources) {
@@ -129,7 +129,7 @@ impl<'s> Site<'s> {
         })
     }
 
-    /// Begins to serve on the loop that runs. Services begin when it is told that it has settled.
+    /// Begins to serve on the running loop. Services begin after `settled`.
     pub fn start(&self, configuration: Arc<Configuration>) -> Serving {
         self.server.start(SLOT, configuration).expect("simulated sockets can be accepted from")
     }
@@ -172,7 +172,7 @@ impl Resources for SimulatedResources<'_> {
         listened.collect::<io::Result<_>>().map_err(|error| ResourceError::new(error.to_string()))
     }
 
-    /// All of them are the same one, opened once: a log has a place in the process for ever.
+    /// All logs share one handle, opened once: a log is never freed in a process.
     fn log_file(&mut self, _path: &Path) -> Result<LogHandle, ResourceError> {
         static LOG: OnceLock<LogHandle> = OnceLock::new();
         Ok(Arc::clone(LOG.get_or_init(|| {
@@ -220,7 +220,7 @@ impl<T: 'static> Task<T> {
         Task(place)
     }
 
-    /// Waits for the task; not for ever, because it may have panicked.
+    /// Waits for the task up to a deadline, because the task may have panicked.
     pub async fn take(self) -> T {
         for _ in 0..200_000 {
             if let Some(result) = self.0.borrow_mut().take() {

@@ -1,4 +1,4 @@
-//! The requests that simulated clients send, and the server that they send them to.
+//! Requests of simulated clients, and the server's configuration.
 
 use std::io::Write;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use gale_runtime::simulation::{FileFaults, Sending, Simulation, Transcript};
 use super::answer::Received;
 use super::http2::Ask;
 
-/// Every timeout is long against whatever is late in a simulated world, so that only those run out that should.
+/// Every timeout is long compared with all delays in a simulated world, so that only intended timeouts expire.
 const CONFIGURATION: &str = "
     error_log /log info;
     events { }
@@ -67,7 +67,7 @@ pub const CLIENT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
 pub const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// The configuration with the directives that only tests have.
+/// The configuration with the directives of test builds.
 pub fn configuration() -> String {
     CONFIGURATION.replace("%HOOKS%", HOOKS)
 }
@@ -79,7 +79,7 @@ const SSI_PAGE: &[u8] =
 const NESTED_PAGE: &[u8] =
     b"(<!--#echo var='arg_a' --><!--#include virtual='/ssi/small.txt' --><!--#include virtual='/page.html' -->)";
 const LARGE: usize = 200_000;
-/// Where broken files break.
+/// Offset at which broken files fail.
 const BROKEN_AT: usize = 100_000;
 
 pub fn pattern(length: usize) -> Vec<u8> {
@@ -119,9 +119,9 @@ pub fn add_files(simulation: &Simulation) {
 pub struct Item {
     pub name: &'static str,
     parts: Vec<Part>,
-    /// The statuses of its answers, interim ones included.
+    /// Statuses of its answers, interim ones included.
     statuses: &'static [u16],
-    /// What becomes of the connection.
+    /// State of the connection after it.
     pub after: After,
 }
 
@@ -137,14 +137,14 @@ pub enum After {
     Open,
     /// The server closes it.
     Closed,
-    /// The server closes it in the middle of the answer: reading the file fails after so much of it.
+    /// The server closes it in the middle of the answer: reading the file fails at this offset.
     BrokenOff(usize),
-    /// The server closes it when this time is over: the client has stopped in the middle.
+    /// The server closes it after this timeout: the client has stopped in the middle.
     TimedOut(Duration),
 }
 
 impl Item {
-    /// What is sent, as request of this number on a connection. `heads`: see [`Received::new`].
+    /// Bytes of the request with this number on a connection. `heads`: see [`Received::new`].
     pub fn sends(&self, number: usize, heads: Rc<[bool]>) -> Vec<Sending> {
         let step = |part: &Part| match part {
             Part::Bytes(bytes) => Sending::Bytes(Bytes::copy_from_slice(bytes)),
@@ -159,29 +159,29 @@ impl Item {
         self.parts.iter().map(step).collect()
     }
 
-    /// How many bytes that are.
+    /// Number of these bytes.
     pub fn length(&self) -> usize {
         let length = |part: &Part| if let Part::Bytes(bytes) = part { bytes.len() } else { 0 };
         self.parts.iter().map(length).sum()
     }
 
-    /// Whether the answer has no body whatever its head says.
+    /// `true` if the answer has no body whatever its head says.
     pub fn is_head(&self) -> bool {
         matches!(&self.parts[0], Part::Bytes(bytes) if bytes.starts_with(b"HEAD "))
     }
 
-    /// Whether it waits for a part of its own answer.
+    /// `true` if the client waits for a part of the request's own answer.
     pub fn waits(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, Part::AwaitInterim))
     }
 
-    /// Whether the answer waits for something that is given up when the client has ended its own direction.
+    /// `true` if the server gives the answer up when the client half-closes.
     pub fn delays(&self) -> bool {
         let begins = |text: &[u8]| matches!(&self.parts[0], Part::Bytes(bytes) if bytes.starts_with(text));
         begins(b"GET /secret/") || begins(b"GET /somebody/")
     }
 
-    /// Whether the client itself says that it sends no more.
+    /// `true` if the client itself announces the end of the connection.
     pub fn asks_for_the_end(&self) -> bool {
         let has = |text: &[u8]| {
             self.parts.iter().any(|part| match part {
@@ -192,8 +192,7 @@ impl Item {
         has(b"Connection: close\r\n") || has(b" HTTP/1.0\r\n") && !has(b"Connection: keep-alive\r\n")
     }
 
-    /// The request that it is, whichever version of HTTP carries it; `None` for what says something of a connection of
-    /// HTTP/1, or is no request.
+    /// The request in either version of HTTP; `None` if it concerns an HTTP/1 connection or is not a request.
     pub fn ask(&self) -> Option<Ask> {
         let [Part::Bytes(bytes)] = &self.parts[..] else { return None };
         let end = bytes.windows(4).position(|end| end == b"\r\n\r\n")? + 4;
@@ -215,12 +214,12 @@ impl Item {
         stays.then_some(ask)
     }
 
-    /// The statuses of its answers, interim ones included.
+    /// Statuses of its answers, interim ones included.
     pub fn statuses(&self) -> &'static [u16] {
         self.statuses
     }
 
-    /// Checks that a client that was alone has got what belongs to the item.
+    /// Checks the answer of a client that was alone against the item's expectations.
     pub fn check(&self, transcript: &Transcript) {
         let text = String::from_utf8_lossy(&transcript.received);
         let statuses: Vec<u16> = text
@@ -236,7 +235,7 @@ impl Item {
         }
     }
 
-    /// What the client would get at most: of an answer that breaks off it depends on chance where.
+    /// The most that the client could receive: an answer may break off at any byte.
     pub fn whole_answer(&self, received: Vec<u8>) -> Vec<u8> {
         let After::BrokenOff(good) = self.after else { return received };
         let head = received.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head") + 4;
@@ -266,7 +265,7 @@ fn post_chunked(target: &str, fields: &str, body: &[u8], size: usize) -> Vec<u8>
     request
 }
 
-/// What is in the chunks of a body.
+/// Contents of the chunks of a body.
 fn without_chunks(mut rest: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     loop {
@@ -287,7 +286,7 @@ pub fn items() -> Vec<Item> {
         items.push(Item { name, parts: vec![Part::Bytes(bytes)], statuses, after });
     };
     let (open, closed) = (After::Open, After::Closed);
-    // Files, and parts of them.
+    // Files and ranges of files.
     add("a small file", get("/small.txt", ""), &[200], open);
     add("a page", get("/page.html", ""), &[200], open);
     add("an empty file", get("/empty.txt", ""), &[200], open);
@@ -308,14 +307,14 @@ pub fn items() -> Vec<Item> {
     add("tried files", get("/tried/missing", ""), &[200], open);
     let unchanged = "If-Modified-Since: Sat, 08 Sep 2001 01:46:40 GMT\r\n";
     add("an unchanged file", get("/small.txt", unchanged), &[304], open);
-    // Subrequests.
+    // Pages made by subrequests.
     add("a page of several", get("/ssi/ssi.html", ""), &[200], open);
     add("something added", get("/added/page.html", ""), &[200], open);
     add("something added to a large file", get("/added/large.bin", ""), &[200], open);
     add("asked and let in", get("/asked/small.txt", ""), &[200], open);
     add("asked and refused", get("/refused", ""), &[500], closed);
     add("copied", get("/copied/small.txt", ""), &[200], open);
-    // Bodies that change on their way.
+    // Bodies changed by filters.
     let gzip = "Accept-Encoding: gzip\r\n";
     add("a file to compress", get("/packed/large.bin", gzip), &[200], open);
     add("a small file to compress", get("/packed/page.html", gzip), &[200], open);
@@ -326,7 +325,7 @@ pub fn items() -> Vec<Item> {
     add("a redirect", get("/moved", ""), &[301], open);
     add("a long head", get("/hello", &format!("X-Long: {}\r\n", "x".repeat(900))), &[200], open);
     add("arguments", get("/hello?a=b&c=%20", "Accept: */*\r\n"), &[200], open);
-    // Who may.
+    // Access rules.
     let (right, wrong) = ("Authorization: Basic YW5uYTpzZWNyZXQ=\r\n", "Authorization: Basic YW5uYTpvdGhlcg==\r\n");
     add("a password", get("/secret/small.txt", right), &[200], open);
     add("a wrong password", get("/secret/small.txt", wrong), &[401], open);
@@ -339,7 +338,7 @@ pub fn items() -> Vec<Item> {
     add("the server's last", get("/last", ""), &[200], closed);
     add("an old request", b"GET /page.html HTTP/1.0\r\n\r\n".to_vec(), &[200], closed);
     add("an old one that stays", b"GET /hello HTTP/1.0\r\nConnection: keep-alive\r\n\r\n".to_vec(), &[200], open);
-    // Bodies that nobody reads.
+    // Request bodies that no handler reads.
     let body = pattern(9000);
     add("a body for a file", post("/small.txt", "", &body), &[405], open);
     add("chunks for a file", post_chunked("/small.txt", "", &body, 1000), &[405], open);
@@ -371,14 +370,14 @@ pub fn items() -> Vec<Item> {
     ] {
         add(name, get(target, ""), &[200], After::BrokenOff(BROKEN_AT));
     }
-    // Half of a request.
+    // Incomplete requests.
     add("half a head", b"GET /hello HTT".to_vec(), &[], After::TimedOut(CLIENT_HEADER_TIMEOUT));
     add("half a field", b"GET /hello HTTP/1.1\r\nHo".to_vec(), &[], After::TimedOut(CLIENT_HEADER_TIMEOUT));
     add_hooks(&mut items);
     items
 }
 
-/// Requests for handlers that only tests have.
+/// Adds requests for handlers of test builds.
 fn add_hooks(items: &mut Vec<Item>) {
     let mut add = |name, parts, statuses, after| items.push(Item { name, parts, statuses, after });
     let one = |bytes| vec![Part::Bytes(bytes)];
