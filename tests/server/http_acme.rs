@@ -1,5 +1,5 @@
-//! `acme_issuer`, `acme_certificate`: certificates that are obtained, kept and renewed, from an issuer that was written
-//! from the standard, and that fails as a test wants.
+//! `acme_issuer`, `acme_certificate`: certificates are obtained, kept and renewed, from an independent ACME server that
+//! fails as a test asks.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -36,7 +36,7 @@ with_each_driver!(
 
 const ISSUED: &str = "certificate for \"a.example\" issued";
 
-/// A server at `%UNIX%` with a certificate that is obtained; `issuer` and `rest` are more of the blocks.
+/// A server on `%UNIX%` with an ACME certificate; `issuer` and `rest` are added to the blocks.
 fn text(acme: &AcmeServer, issuer: &str, rest: &str) -> String {
     format!(
         "acme_issuer one {{
@@ -63,21 +63,21 @@ fn text(acme: &AcmeServer, issuer: &str, rest: &str) -> String {
     )
 }
 
-/// With everything that most tests want.
+/// Settings that most tests need.
 const USUAL: &str = "accept_terms_of_service; state_path %DIR%/state;";
 
 fn setup(driver: Driver, acme: &AcmeServer, issuer: &str, rest: &str) -> Setup {
     Setup::http(driver, &text(acme, issuer, rest)).file("root.pem", &acme.root_pem)
 }
 
-/// Starts it, and has the issuer look for names there.
+/// Starts the server and validates challenges at its addresses.
 fn start(setup: Setup, acme: &AcmeServer) -> Server {
     let server = setup.start();
     acme.set_place(Place::Tcp(server.directory.address(1)));
     server
 }
 
-/// What clients get under this name: the certificate.
+/// The certificate that clients get under this name.
 #[track_caller]
 fn shown(server: &Server, name: &str) -> Vec<u8> {
     let tls = Tls::new(&Authority::new("nobody")).verified_by(Arc::new(AnyCertificate::default()));
@@ -85,7 +85,7 @@ fn shown(server: &Server, name: &str) -> Vec<u8> {
     session.stream.conn.peer_certificates().expect("a chain")[0].to_vec()
 }
 
-/// Whether a client that trusts the issuer alone is answered.
+/// Asserts that a client which only trusts the issuer gets an answer.
 #[track_caller]
 fn assert_trusted(server: &Server, acme: &AcmeServer, name: &str) {
     let mut client = Tls::new(&acme.authority).client(&server.directory.path().join("gale.sock"), name);
@@ -103,7 +103,7 @@ fn a_certificate_is_obtained_over_http_whatever_other_requests_get(driver: Drive
     let acme = AcmeServer::start();
     let contacts = "contact admin@a.example; contact mailto:b@a.example;";
     let server = setup(driver, &acme, &format!("{USUAL} {contacts}"), "").start();
-    // Until the issuer has looked there is another one, and it is said.
+    // Until validation clients get a self-signed certificate, which is logged.
     server.wait_logged("no certificate for \"a.example\" yet: clients get a self-signed one");
     assert_not_trusted(&server, &acme, "a.example");
     acme.set_place(Place::Tcp(server.directory.address(1)));
@@ -114,7 +114,7 @@ fn a_certificate_is_obtained_over_http_whatever_other_requests_get(driver: Drive
     assert_eq!(account.2["contact"], json!(["mailto:admin@a.example", "mailto:b@a.example"]));
     let order = &acme.seen("/new-order")[0].2;
     assert_eq!(order, &json!({ "identifiers": [{ "type": "dns", "value": "a.example" }] }));
-    // Only the answer was before all rules.
+    // The challenge was answered before all rules; other requests are not.
     let answer = server.connect_tcp(1).get("/.well-known/acme-challenge/token-0_0");
     assert_eq!(answer.status, 301);
     let state = server.directory.path().join("state");
@@ -149,7 +149,7 @@ fn a_certificate_is_obtained_over_tls_whatever_other_handshakes_get(driver: Driv
     assert_eq!(acme.seen("/challenge/0/0/tls-alpn-01").len(), 1);
     let mut client = Tls::new(&acme.authority).client(&path, "a.example");
     assert_eq!(client.ask("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n").status, 400);
-    // Nobody is told anything any more.
+    // Challenges are no longer answered.
     let late = Tls::new(&acme.authority).verified_by(Arc::new(AnyCertificate::default())).alpn(&["acme-tls/1"]);
     assert!(late.connect(&path, "a.example").is_err());
     server.stop();
@@ -210,7 +210,7 @@ fn what_a_responder_says_is_stapled_to_what_was_obtained(driver: Driver) {
     };
     let first = answer_ocsp(&responder);
     wait_stapled(&server, &first);
-    // Another certificate has nothing of the first one's, and is asked about as soon as it is there.
+    // Another certificate does not inherit the first one's OCSP response, and its own is requested at once.
     server.reload_http(driver, &text(&acme, USUAL, &rest));
     server.wait_logged("certificate for \"a.example\" renewed");
     let second = answer_ocsp(&responder);
@@ -221,7 +221,7 @@ fn what_a_responder_says_is_stapled_to_what_was_obtained(driver: Driver) {
     server.stop();
 }
 
-/// The next request of OCSP that a responder gets, answered: the certificate is good. What was answered.
+/// Answers a responder's next OCSP request: the certificate is good. Returns the answer.
 #[track_caller]
 fn answer_ocsp(responder: &Backend) -> Vec<u8> {
     let mut asked = responder.accept();
@@ -229,13 +229,13 @@ fn answer_ocsp(responder: &Backend) -> Vec<u8> {
     let text = target.strip_prefix("/ocsp/").expect("the path of the directive");
     let text = text.replace("%2B", "-").replace("%2F", "_").replace("%3D", "");
     let request = gale_engine::tls::from_base64_url(text.as_bytes()).expect("base64");
-    // The whole, what may be signed, the list, one request: then the certificate's name.
+    // The request, its signed part, the list, one request: then the certificate's identifier.
     let id = (0..4).fold(&request[..], |element, _| &element[2..]);
     let times = [&b"20250101000000Z"[..], b"20900101000000Z"].map(|time| element(0x18, &[time]));
     let single = element(0x30, &[id, b"\x80\x00", &times[0], &element(0xa0, &[&times[1]])]);
     let by = element(0xa2, &[&element(0x04, &[&[1; 20]])]);
     let told = element(0x30, &[&by, &times[0], &element(0x30, &[&single])]);
-    // ecdsa-with-SHA256, and a signature that nobody looks at.
+    // ecdsa-with-SHA256, and a signature that is not verified.
     let algorithm = element(0x30, &[b"\x06\x08\x2a\x86\x48\xce\x3d\x04\x03\x02"]);
     let basic = element(0x30, &[&told, &algorithm, &element(0x03, &[b"\0signed"])]);
     let kind = b"\x06\x09\x2b\x06\x01\x05\x05\x07\x30\x01\x01";
@@ -250,7 +250,7 @@ fn answer_ocsp(responder: &Backend) -> Vec<u8> {
     response
 }
 
-/// An element of DER.
+/// A DER element.
 fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let content = parts.concat();
     let length = u8::try_from(content.len()).expect("short");
@@ -266,7 +266,7 @@ fn a_restart_and_a_reload_keep_what_was_obtained(driver: Driver) {
     let mut server = start(setup(driver, &acme, &issuer, ""), &acme);
     server.wait_logged(ISSUED);
     let own = shown(&server, "a.example");
-    // With one name more it needs another one, and until then the one that it has is better than none.
+    // An additional name requires another certificate; until it arrives the present one is used.
     let more = text(&acme, &issuer, "").replace("server_name a.example", "server_name a.example b.example");
     acme.fail("/new-order", Fault::Refused { status: 503, kind: "serverInternal", retry_after: None });
     server.reload_http(driver, &more);
@@ -277,7 +277,7 @@ fn a_restart_and_a_reload_keep_what_was_obtained(driver: Driver) {
     assert_eq!(shown(&server, "a.example"), own);
     server.stop();
 
-    // The issuer is not needed for what is there.
+    // A valid stored certificate needs no issuer.
     let (again, accounts) = (setup(driver, &acme, &issuer, ""), acme.seen("/account").len());
     let uri = acme.uri();
     let authority = Arc::clone(&acme.authority);
@@ -293,13 +293,13 @@ fn a_restart_and_a_reload_keep_what_was_obtained(driver: Driver) {
 
 fn a_certificate_is_renewed_when_the_issuer_wants_it(driver: Driver) {
     let acme = AcmeServer::start();
-    // First it is too early, then high time, then too early again.
+    // The window first begins in the future, then it has passed, then it begins in the future again.
     let later = ("2080-01-01T00:00:00Z", "2080-01-02T00:00:00Z");
     acme.set_windows(&[("2025-01-01T00:00:00Z", "2025-01-02T00:00:00Z"), later]);
     let mut server = start(setup(driver, &acme, USUAL, ""), &acme);
     server.wait_logged(ISSUED);
     let first = shown(&server, "a.example");
-    // A reload asks at once, else it would be a minute.
+    // A reload asks at once; otherwise a minute would pass.
     server.reload_http(driver, &text(&acme, USUAL, ""));
     server.wait_logged("certificate for \"a.example\" renewed");
     assert_ne!(shown(&server, "a.example"), first);
@@ -355,7 +355,7 @@ fn an_issuer_that_fails_leaves_everything_as_it_is(driver: Driver) {
     let mut server = start(setup(driver, &acme, USUAL, ""), &acme);
     server.wait_logged(ISSUED);
     let own = shown(&server, "a.example");
-    // Another name has everything asked for again, each time with something else that is wrong.
+    // Another name repeats the whole procedure, each time with another fault.
     let answer = |text: &str| Fault::Answer(text.as_bytes().to_vec());
     let faults = [
         ("/directory", answer("<html>"), "the issuer sent an invalid response: expected value"),
@@ -372,7 +372,7 @@ fn an_issuer_that_fails_leaves_everything_as_it_is(driver: Driver) {
     };
     for (number, (path, fault, message)) in faults.into_iter().enumerate() {
         if matches!(fault, Fault::Closed) {
-            // It may have happened to close the connection that was kept.
+            // The server may have closed the connection that was kept open.
             acme.fail(path, Fault::Closed);
         }
         acme.fail(path, fault);
@@ -420,7 +420,7 @@ fn another_process_answers_what_the_issuer_asks(driver: Driver) {
         std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755)).expect("ours");
         let state = scratch.path().display();
         let issuer = format!("accept_terms_of_service; challenge {challenge}; state_path {state}/state;");
-        // As an old process and a new one in an upgrade have the same directory, and one of them its lock.
+        // Like an old and a new process during an upgrade, both servers have the same directory, and one has its lock.
         let owner = setup(driver, &acme, &issuer, "").start();
         owner.wait_logged("no certificate for \"a.example\" yet");
         let other = setup(driver, &acme, &issuer, "").start();
@@ -431,7 +431,7 @@ fn another_process_answers_what_the_issuer_asks(driver: Driver) {
         owner.wait_logged(ISSUED);
         assert_trusted(&owner, &acme, "a.example");
         owner.stop();
-        // Now the other one has the lock, and finds what was obtained.
+        // Now the other server gets the lock and finds the certificate.
         other.wait_logged("certificate for \"a.example\" found, valid until");
         assert_trusted(&other, &acme, "a.example");
         assert!(!other.log().contains(ISSUED), "{other}");
@@ -448,7 +448,7 @@ fn what_cannot_be_obtained_is_said(driver: Driver) {
     acme.require_external_key(b"x");
     server.reload_http(driver, &text(&acme, "accept_terms_of_service; state_path %DIR%/other;", ""));
     server.wait_logged("the issuer requires an external account: set it with \"external_account_key\"");
-    // Nobody else's certificate is trusted.
+    // No certificate of another authority is trusted.
     server.directory.write("root.pem", &acme.authority.pem);
     server.reload_http(driver, &text(&acme, "accept_terms_of_service; state_path %DIR%/third;", ""));
     server.wait_logged("while SSL handshaking to issuer");
@@ -503,12 +503,13 @@ fn the_variables_may_be_used_beside_others(driver: Driver) {
     server.stop();
 }
 
-/// Another one's issuer, where it is installed: Pebble (<https://github.com/letsencrypt/pebble>), which takes what is
-/// strictly the standard alone. Its dice are left out: it neither waits nor forgets nonces on purpose.
+/// An independent ACME server, where it is installed: Pebble (<https://github.com/letsencrypt/pebble>), which is strict
+/// about the standard. Its random faults are off: it neither waits nor rejects nonces on purpose.
 struct Pebble(Child);
 
 impl Pebble {
-    /// At `%TCP3%`; it looks for names at the ports of `%TCP%` and `%TCP2%`. None where it is not installed.
+    /// Starts it at `%TCP3%`; it validates challenges at the ports of `%TCP%` and `%TCP2%`. `None` where it is not
+    /// installed.
     fn start(server: &Server) -> Option<Pebble> {
         let [http, tls, own] = [1, 2, 3].map(|number| server.directory.address(number));
         let authority = Authority::new("pebble's authority");
@@ -529,7 +530,7 @@ impl Pebble {
         let mut child = child.ok()?;
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         lines.by_ref().map_while(Result::ok).find(|line| line.contains("ACME directory available"))?;
-        // It writes on, and must not wait for its reader.
+        // Its output is drained, so that it never blocks.
         std::thread::spawn(move || lines.for_each(drop));
         Some(Pebble(child))
     }
@@ -543,7 +544,7 @@ impl Drop for Pebble {
 }
 
 fn pebble_issues_over_both_challenges(driver: Driver) {
-    // Its addresses are known when it has started.
+    // The addresses are known after the start.
     let empty = "server { listen %TCP%; } server { listen %TCP2%; }";
     let mut server = Setup::http(driver, empty).start();
     let Some(_pebble) = Pebble::start(&server) else {

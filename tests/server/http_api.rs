@@ -1,4 +1,4 @@
-//! `api`: what the server tells of itself as JSON, and what can be changed.
+//! `api`: the server's state as JSON, and changes to it.
 
 use serde_json::{Value, json};
 
@@ -18,14 +18,14 @@ with_each_driver!(
     a_change_that_cannot_be_kept_does_not_happen,
 );
 
-/// A backend that answers with this.
+/// A backend that answers with this text.
 fn named(text: &'static str) -> Serving {
     Backend::tcp().serve(move |_, client| {
         client.try_send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len())).is_ok()
     })
 }
 
-/// A group with this in its block, behind /, and the API.
+/// A group with this text in its block, behind /, and the API.
 fn configuration(group: &str) -> String {
     format!(
         "upstream app {{ {group} }} upstream other {{ least_conn; server 127.0.0.1:1; }}
@@ -55,7 +55,7 @@ fn get(server: &Server, path: &str) -> Value {
     value
 }
 
-/// The addresses and weights of the group's servers.
+/// Numbers, addresses and weights of the group's servers.
 fn listed(server: &Server) -> Vec<(u64, String, u64)> {
     let servers = get(server, SERVERS);
     let one = |server: &Value| {
@@ -68,7 +68,7 @@ fn listed(server: &Server) -> Vec<(u64, String, u64)> {
     servers.as_array().unwrap().iter().map(one).collect()
 }
 
-/// Who answers some requests, each name once.
+/// Answers to some requests, each once.
 fn answering(server: &Server) -> Vec<String> {
     let mut client = server.connect();
     let mut texts: Vec<String> = (0..8).map(|_| client.get("/").text().to_owned()).collect();
@@ -146,7 +146,7 @@ fn servers_are_added_changed_and_removed(driver: Driver) {
     let (status, left, _) = ask(&server, "DELETE", &first, "");
     assert_eq!((status, left.as_array().map(Vec::len)), (200, Some(1)));
     assert_eq!((answering(&server), listed(&server)), (vec!["two".to_owned()], vec![(1, two.address.clone(), 1)]));
-    // The last one, too.
+    // The last server can be removed, too.
     ask(&server, "DELETE", &format!("{SERVERS}/1"), "");
     assert_eq!(server.get("/").status, 502);
     server.wait_logged("no live upstreams while connecting to upstream");
@@ -167,7 +167,7 @@ fn a_whole_list_is_replaced_at_once_or_not_at_all(driver: Driver) {
     let wrong = json!([{ "server": "127.0.0.1:9" }, { "server": "app.example:9" }]).to_string();
     assert_eq!((ask(&server, "PUT", SERVERS, &twice).0, ask(&server, "PUT", SERVERS, &wrong).0), (409, 400));
     assert_eq!(listed(&server), expected);
-    // What GET has told may be put back.
+    // The answer of GET can be sent back.
     let same = get(&server, SERVERS).to_string();
     assert_eq!((ask(&server, "PUT", SERVERS, &same).0, listed(&server)), (200, expected));
     let address = |number: u32| format!("127.1.{}.{}:80", number / 250, number % 250 + 1);
@@ -180,7 +180,7 @@ fn a_whole_list_is_replaced_at_once_or_not_at_all(driver: Driver) {
 
 fn lists_of_servers_are_made_in_a_thread(driver: Driver) {
     let server = start(driver, "server 127.0.0.1:1; server 127.0.0.1:2;");
-    // This alone is told without one.
+    // This counter alone is read without a task.
     let tasks = || {
         let pools = get(&server, "/api/9/gale/pools");
         let of_default = pools.as_array().unwrap().iter().find(|pool| pool["name"] == "default");
@@ -188,11 +188,11 @@ fn lists_of_servers_are_made_in_a_thread(driver: Driver) {
     };
     let list = get(&server, SERVERS).to_string();
     let (one, first) = (json!({ "server": "127.0.0.1:3" }).to_string(), format!("{SERVERS}/0"));
-    // What reads JSON, what changes the group, and what writes JSON.
+    // Reading JSON, changing the group and writing JSON.
     for (method, path, body, expected) in
         [("GET", SERVERS, "", 1), ("PUT", SERVERS, &list, 4), ("POST", SERVERS, &one, 2), ("DELETE", &first, "", 2)]
     {
-        // A task that is done may be counted behind its answer.
+        // A finished task may be counted after its answer.
         let mut before = tasks();
         server.directory.wait_until("threads without a task", |_| std::mem::replace(&mut before, tasks()) == tasks());
         assert!(ask(&server, method, path, body).0 < 300, "{method} {path}");

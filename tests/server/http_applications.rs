@@ -1,6 +1,6 @@
 //! Real applications behind Gale, where Debian's packages are installed: PHP-FPM, uWSGI with Python, memcached, and the
-//! examples `application` in Python and in Node and `http2`, whose gRPC service the test plays. Without one of them its
-//! test says so and passes.
+//! examples `application` in Python and in Node and `http2`, whose gRPC service the test plays. A test whose program is
+//! missing says so and passes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -25,7 +25,7 @@ with_each_driver!(
     the_example_over_http2_runs,
 );
 
-/// A program of a package, ended with the test.
+/// A packaged program; ended with the test.
 struct Program(Child);
 
 impl Program {
@@ -35,7 +35,7 @@ impl Program {
         Program::start_and_hear(command, ready).0
     }
 
-    /// The same, with that line.
+    /// Starts a program and also returns that line.
     #[track_caller]
     fn start_and_hear(command: &mut Command, ready: &str) -> (Program, String) {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -49,7 +49,7 @@ impl Program {
                 break;
             }
         }
-        // What it says later is taken, so that it never waits for somebody to read it.
+        // Its later output is drained, so that it never blocks.
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
         (Program(child), all)
     }
@@ -58,13 +58,13 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
-        // Who starts tests in the background may have them ignore SIGINT.
+        // SIGINT may be ignored if the tests run in the background.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.0.wait();
     }
 }
 
-/// A program that is installed under one of these names.
+/// Path of a program that is installed under one of these names.
 fn find(names: &[&str]) -> Option<PathBuf> {
     let directories = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
     let mut places = names.iter().flat_map(|name| directories.map(|directory| Path::new(directory).join(name)));
@@ -75,7 +75,7 @@ fn find(names: &[&str]) -> Option<PathBuf> {
     found
 }
 
-/// A file of those that configurations include.
+/// A file of Debian's that configurations include.
 fn packaged(name: &str) -> Vec<u8> {
     std::fs::read(format!("{}/../../packaging/{name}", env!("CARGO_MANIFEST_DIR"))).expect("it is there")
 }
@@ -130,7 +130,7 @@ fn php_fpm_answers(driver: Driver) {
     assert!(response.header("Content-Type").is_some_and(|kind| kind.starts_with("text/html")), "{response:?}");
     let form = "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 7\r\n\r\nfield=x";
     let response = client.ask(format!("POST /index.php/a/b HTTP/1.1\r\n{fields}{form}"));
-    // What follows the script is kept by `set`: try_files makes the URI that of the script.
+    // `set` keeps the rest of the path after the script: try_files replaces the URI by that of the script.
     assert_eq!(response.text(), "/index.php|/a/b|1, 2|POST|x");
     let teapot = client.get("/index.php?do=status");
     assert_eq!((teapot.status, teapot.text(), teapot.header("X-Own")), (418, "teapot", Some("yes")));
@@ -266,14 +266,14 @@ fn survives_the_death_of_a_server(driver: Driver, interpreter: &Path, script: &s
     assert_eq!((agreed.status, agreed.header("Sec-WebSocket-Accept")), (101, Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")));
     socket.send([0x81, 0x82, 1, 2, 3, 4, b'h' ^ 1, b'i' ^ 2]);
     assert_eq!(socket.take(4), [0x81, 2, b'h', b'i']);
-    // Nobody notices that one has died, and that it comes back.
+    // Clients do not notice that one process has died and come back.
     drop(first);
     assert_eq!(answering(), [of(&second_port)]);
     server.wait_logged(&format!("health check \"\" of peer 127.0.0.1:{first_port} in upstream \"application\""));
     let (_first, port) = start(&first_port);
     assert_eq!(port, first_port);
     server.wait_logged("peer is healthy");
-    // As long as the socket's end is not known, its server has more to do than the other one.
+    // Until the end of the WebSocket is known, its server has more connections than the other one.
     drop(socket);
     let deadline = Instant::now() + DEADLINE;
     while answering() != both {
@@ -282,7 +282,7 @@ fn survives_the_death_of_a_server(driver: Driver, interpreter: &Path, script: &s
     server.stop();
 }
 
-/// A site, an area for members, a WebSocket and a gRPC service on one connection of HTTP/2.
+/// A site, a members' area, a WebSocket and a gRPC service on one HTTP/2 connection.
 fn the_example_over_http2_runs(driver: Driver) {
     let Some(python) = find(&["python3"]) else { return };
     let mut command = Command::new(python);
@@ -323,7 +323,7 @@ fn the_example_over_http2_runs(driver: Driver) {
     assert_eq!(asked.path, "/grpc.health.v1.Health/Check");
     checks.answer_grpc(asked.stream, b"\0\0\0\0\x02\x08\x01");
 
-    // Who can check signatures of RSA alone gets the other certificate, and is nobody for the members.
+    // A client that only verifies RSA signatures gets the other certificate, and is not a member.
     let mut stranger = Tls::rsa_only(&authority).client(&path, "localhost");
     let ask = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert_eq!(stranger.ask(ask("/")).status, 200);

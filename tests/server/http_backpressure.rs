@@ -1,5 +1,5 @@
-//! Peers that are slower than the server: every byte still arrives in its order, and nothing is kept for them beyond a
-//! bound. The consumers that stall are handlers of `test_hooks.rs`.
+//! Peers that are slower than the server: every byte still arrives in order, and buffers stay bounded. The stalling
+//! consumers are handlers of `test_hooks.rs`.
 
 use crate::support::{self, Client, Driver, Server, Setup, with_each_driver};
 
@@ -11,16 +11,15 @@ with_each_driver!(
     an_upload_that_nobody_keeps_takes_no_memory,
 );
 
-/// What the server may take of a body that nobody reads: what it holds itself, and the buffers of two sockets, which
-/// the kernel lets grow to some megabytes.
+/// Most bytes that the server may take of an unread body: its own buffers and those of two sockets, which the kernel
+/// lets grow to some megabytes.
 const TAKEN_MAX: usize = 64 << 20;
-/// How much the worker process may grow for one connection, whatever passes through it: leases, and what the allocator
-/// keeps.
+/// Most bytes by which the worker process may grow for one connection: leases, and memory kept by the allocator.
 const GROWTH_MAX: u64 = 2 << 20;
 /// Much more than all bounds together.
 const UPLOAD: usize = 1 << 30;
 
-/// Bytes that are at no other place of the file: a piece that is lost, doubled or moved is noticed.
+/// Bytes without repetition, so that lost, doubled or moved pieces are noticed.
 fn pattern(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_u32;
     let next = std::iter::repeat_with(|| {
@@ -46,13 +45,13 @@ fn slow_readers_get_every_byte_in_its_order(driver: Driver) {
     let mut readers = Vec::new();
     for path in ["/file", "/sendfile/file", "/pieces"] {
         for mut client in [server.connect(), Client::tcp_with_small_buffer(server.directory.address(1))] {
-            // The second answer stands behind the first.
+            // The second answer waits behind the first.
             client.send(format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n"));
             client.send(format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
             readers.push((path, client, Vec::new()));
         }
     }
-    // In turn, what is there at the moment; each time the others wait with full buffers.
+    // The readers take turns; each time the others wait with full buffers.
     let mut reading: Vec<_> = readers.iter_mut().collect();
     while !reading.is_empty() {
         reading.retain_mut(|(_, client, received)| {
@@ -77,8 +76,7 @@ fn slow_readers_get_every_byte_in_its_order(driver: Driver) {
     server.stop();
 }
 
-/// The body of an upload: the same megabyte again and again, less a byte, so that no two begin at the same place of a
-/// page.
+/// Body of an upload: repetitions of a megabyte less one byte, so that no two begin at the same offset in a page.
 struct Upload {
     piece: Vec<u8>,
     sent: usize,
@@ -89,14 +87,14 @@ impl Upload {
         Upload { piece: pattern((1 << 20) - 1), sent: 0 }
     }
 
-    /// What comes next, up to `end` of the whole.
+    /// The next bytes, up to offset `end`.
     fn next(&self, end: usize) -> &[u8] {
         let at = self.sent % self.piece.len();
         let length = (self.piece.len() - at).min(end - self.sent);
         &self.piece[at..at + length]
     }
 
-    /// Sends until the server takes no more, whatever it is given time for.
+    /// Sends until the server has stopped reading, even when it is given time.
     #[track_caller]
     fn send_until_stuck(&mut self, client: &mut Client, other: &mut Client) {
         loop {
@@ -109,7 +107,7 @@ impl Upload {
                 self.sent += sent;
                 assert!(self.sent <= TAKEN_MAX, "taken without a bound");
             }
-            // Turns of the only worker: what it wants to read of the other connection it has read by then.
+            // In these turns the only worker reads everything that it wants of the stuck connection.
             (0..20).for_each(|_| assert_eq!(other.get("/hello").text(), "hello"));
             if self.sent == before {
                 return;
@@ -126,7 +124,7 @@ impl Upload {
         }
     }
 
-    /// What `test_count_body` says of the whole.
+    /// Answer of `test_count_body` for the whole body.
     fn counted(&self) -> String {
         let bytes = (0..UPLOAD).step_by(61).map(|at| self.piece[at % self.piece.len()]);
         let fnv = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
@@ -138,7 +136,7 @@ fn post(path: &str) -> String {
     format!("POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {UPLOAD}\r\n\r\n")
 }
 
-/// Whatever happens in `during`, the worker process hardly grows.
+/// Asserts that the worker process hardly grows in `during`.
 #[track_caller]
 fn assert_memory_bounded(server: &Server, during: impl FnOnce()) {
     let worker = server.worker();
@@ -178,7 +176,7 @@ fn a_reader_that_stalls_stops_what_is_echoed_to_it(driver: Driver) {
             client.send(post("/echo"));
             upload.send_until_stuck(&mut client, &mut other);
         });
-        // What has been taken comes back when it is asked for, and makes room for more.
+        // The bytes taken return on request, which makes room for more.
         assert_eq!(client.head().status, 200);
         let mut returned = 0;
         let end = upload.sent + upload.piece.len();
@@ -219,7 +217,7 @@ fn a_tunnel_goes_on_in_one_direction_when_the_other_has_ended(driver: Driver) {
         );
         let mut sender = client.sender();
         let received = std::thread::scope(|scope| {
-            // More than all buffers on the way hold: it comes back while it is still being sent.
+            // More than all buffers on the way hold: the response arrives while the request is still being sent.
             scope.spawn(|| {
                 sender.send(&sent);
                 sender.finish_sending();

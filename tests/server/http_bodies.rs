@@ -1,5 +1,5 @@
-//! Bodies of requests over real sockets: counted and in chunks, read, stored, sent back, or left unread.
-//! Nearly all of it needs handlers of `test_hooks.rs`.
+//! Request bodies over real sockets: with a length and chunked, read, stored, echoed, or left unread.
+//! Nearly all tests need handlers of `test_hooks.rs`.
 
 use crate::support::{self, Backend, Client, Driver, Response, Server, Setup, SmallDisk, with_each_driver};
 
@@ -30,7 +30,7 @@ with_each_driver!(
     behind_a_broken_head_is_no_body,
 );
 
-/// 64 bits of FNV-1a, as `test_store_body` tells.
+/// FNV-1a of 64 bits, as reported by `test_store_body`.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
@@ -47,7 +47,7 @@ fn counted(path: &str, body: &[u8]) -> Vec<u8> {
     [post(path, &format!("Content-Length: {}\r\n", body.len())).as_bytes(), body].concat()
 }
 
-/// In chunks of `size` bytes.
+/// A chunked request with chunks of `size` bytes.
 fn chunked(path: &str, body: &[u8], size: usize) -> Vec<u8> {
     let mut request = post(path, "Transfer-Encoding: chunked\r\n").into_bytes();
     for chunk in body.chunks(size) {
@@ -74,7 +74,7 @@ fn bodies_are_stored_in_memory_or_in_a_file(driver: Driver) {
         }
     }
     server.wait_logged("a client request body is buffered to a temporary file");
-    // Files of bodies have no name any more.
+    // Body files are unlinked.
     let left: Vec<_> = std::fs::read_dir(server.directory.path().join("body")).expect("made").collect();
     assert!(left.is_empty(), "{left:?}");
     server.stop();
@@ -104,7 +104,7 @@ fn a_client_that_expects_100_is_told_to_go_on(driver: Driver) {
         assert_eq!((response.status, response.header("Connection")), (200, Some("keep-alive")));
         assert!(response.text().starts_with("5 memory"));
     }
-    // HTTP/1.0 knows no 100, and without a body there is nothing to go on with.
+    // HTTP/1.0 has no 100, and a request without a body has nothing to continue with.
     let old = "POST / HTTP/1.0\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello";
     assert_eq!(server.connect().ask(old).status, 200);
     assert_eq!(client.ask(post("/", "Expect: 100-continue\r\n")).status, 200);
@@ -116,7 +116,7 @@ fn a_client_that_expects_100_is_not_told_when_nobody_wants_the_body(driver: Driv
     for (path, status) in [("/", 200), ("/small", 413)] {
         let mut client = server.connect();
         let response = client.ask(post(path, "Content-Length: 5\r\nExpect: 100-continue\r\n"));
-        // It may send the body or not: the connection is of no further use.
+        // The client may send the body or not: the connection is not used again.
         assert_eq!((response.status, response.header("Connection")), (status, Some("close")));
         client.assert_closed();
     }
@@ -140,7 +140,7 @@ fn bodies_larger_than_allowed_are_refused_by_their_length(driver: Driver) {
     for length in ["1025", "9223372036854775807"] {
         let mut client = server.connect();
         client.send(post("/", &format!("Content-Length: {length}\r\n")));
-        // What is said of a location holds before it answers, but not before it is found.
+        // A location's limit applies before its handler runs, but not before the location is found.
         assert_too_large(&mut client);
         server.wait_logged(&format!("client intended to send too large body: {length} bytes"));
     }
@@ -180,7 +180,7 @@ fn a_client_that_stops_sending_gets_408(driver: Driver) {
     client.send(post("/", "Content-Length: 5\r\n") + "hel");
     let response = client.response();
     assert_eq!((response.status, response.header("Connection")), (408, Some("close")));
-    // What comes too late is not the next request.
+    // The late rest of the body is not taken for the next request.
     client.send("loGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n");
     client.assert_closed();
     server.wait_logged("client timed out");
@@ -214,7 +214,7 @@ fn bodies_that_nobody_reads_are_passed_over(driver: Driver) {
         assert_eq!(client.ask(request).text(), "text");
         assert_eq!(client.get("/page").text(), "a page");
     }
-    // A body with a GET, and one with a method that the file does not know.
+    // A body with a GET, and one with a method that static files do not support.
     let length = format!("GET /page HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", body.len());
     assert_eq!(client.ask([length.as_bytes(), &body].concat()).text(), "a page");
     let response = client.ask(counted("/page", &body));
@@ -243,7 +243,7 @@ fn a_body_is_sent_back_while_it_is_still_coming(driver: Driver) {
     for fields in ["Transfer-Encoding: chunked\r\n", "Content-Length: 50\r\n"] {
         let is_chunked = fields.starts_with("Transfer");
         client.send(post("/", fields));
-        // The head comes before any of the body.
+        // The head arrives before any of the body.
         let head = client.head();
         assert_eq!((head.status, head.header("Transfer-Encoding")), (200, Some("chunked")));
         for number in 0..10 {
@@ -257,7 +257,7 @@ fn a_body_is_sent_back_while_it_is_still_coming(driver: Driver) {
         assert_eq!(client.chunk(), None);
         assert!(client.take_fields().is_empty());
     }
-    // HTTP/1.0 sees the end of the body by the end of the connection.
+    // In HTTP/1.0 the end of the connection ends the body.
     let mut client = server.connect();
     let response = client.ask("POST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 5\r\n\r\nhello");
     assert_eq!((response.text(), response.header("Connection")), ("hello", Some("close")));
@@ -277,14 +277,14 @@ fn trailers_of_a_request_reach_the_handler(driver: Driver) {
     for path in ["/", "/slow", "/more"] {
         client.send(request(path));
         let head = client.head();
-        // They are not merged into the head.
+        // Trailers are not merged into the head.
         assert_eq!((head.status, head.header("Content-Length"), head.header("X-Sum")), (200, None, None), "{path}");
         assert_eq!((client.chunk().as_deref(), client.chunk()), (Some(&b"hello"[..]), None), "{path}");
         let mut expected: Vec<(String, String)> = sent.to_vec();
         expected.extend((path == "/more").then(|| ("X-Own".to_owned(), "own".to_owned())));
         assert_eq!(client.take_fields(), expected, "{path}");
     }
-    // Whoever has no use for them gets the body, and the next request is found behind them.
+    // A handler without use for trailers gets the body, and the next request is found after them.
     assert!(client.ask(request("/stored")).text().starts_with("5 memory "));
     assert_eq!(client.ask(counted("/", b"again")).text(), "again");
     server.stop();
@@ -312,7 +312,7 @@ fn an_answer_breaks_off_when_the_body_does(driver: Driver) {
         client.send(post("/", "Transfer-Encoding: chunked\r\n") + body);
         assert_eq!(client.head().status, 200, "{body:?}");
         assert_eq!(client.chunk().as_deref(), Some(&b"hello"[..]), "{body:?}");
-        // No last chunk: the client sees that the answer is not whole.
+        // Without the last chunk the client sees that the answer is incomplete.
         let rest = client.read_to_end();
         assert!(!rest.ends_with(b"0\r\n\r\n"), "{body:?}: {}", String::from_utf8_lossy(&rest));
     }
@@ -340,7 +340,7 @@ fn early_hints_come_before_the_answer(driver: Driver) {
     assert_hints(&client.response());
     assert_eq!(client.response().text(), "hello");
     assert_eq!(client.get("/off").status, 404);
-    // HTTP/1.0 knows no interim responses.
+    // HTTP/1.0 has no interim responses.
     assert_eq!(server.connect().ask("GET /file HTTP/1.0\r\n\r\n").text(), "contents");
     server.stop();
 }
@@ -384,7 +384,7 @@ fn a_body_that_the_disk_has_no_room_for_gets_500_and_leaves_nothing(driver: Driv
     for location in ["/", "/named"] {
         let mut client = server.connect();
         let mut sender = client.sender();
-        // The server may close before it has all of it.
+        // The server may close before it has received everything.
         let sending = std::thread::spawn(move || sender.try_send(counted(location, &pattern(1 << 20))));
         let response = client.response();
         assert_eq!((response.status, response.header("Connection")), (500, Some("close")), "{location}");
@@ -434,7 +434,7 @@ fn bodies_may_be_kept_in_files_with_names(driver: Driver) {
     }
     let is_gone = |name: &str| !std::path::Path::new(name).exists();
     server.directory.wait_until("the others are removed", |_| [1, 3, 5].iter().all(|&index| is_gone(names[index])));
-    // Nobody is warned of what was asked for.
+    // A requested temporary file causes no warning.
     let (log, told) = (server.log(), "is buffered to a temporary file");
     assert_eq!(log.matches(told).count(), 7, "{log}");
     assert!(log.lines().filter(|line| line.contains(told)).all(|line| line.contains("[notice]")), "{log}");
@@ -462,7 +462,7 @@ fn a_body_may_be_read_before_anything_else(driver: Driver) {
     server.directory.wait_until("four lines", |_| !log(3).is_empty());
     let expected = ["/answer <hello>", "/stored <stored>", "/answer <->", "/answer <->"];
     assert_eq!([log(0), log(1), log(2), log(3)], expected);
-    // The first is refused by its length, the other when it has come.
+    // The first is refused by its length, the other one during reading.
     for request in [counted("/answer?early=1", &pattern(101)), chunked("/answer?early=1", &pattern(101), 50)] {
         assert_eq!(server.connect().ask(request).status, 413);
     }
@@ -511,7 +511,7 @@ fn body_that_is_passed_on_as_it_comes_is_there_for_variables(driver: Driver) {
     let body = |response: &Response| response.header("X-Body").map(str::to_owned);
     assert_eq!(body(&client.ask(counted("/a", b"0123456789"))).as_deref(), Some("<0123456789>"));
     assert_eq!(body(&client.ask(chunked("/a", b"01234567", 3))).as_deref(), Some("<01234567>"));
-    // One that is longer than the buffer is nowhere, as one in a file; the next request's is its own.
+    // A body longer than the buffer is in neither variable, as one in a file; the next request has its own.
     assert_eq!(body(&client.ask(counted("/a", b"0123456789a"))).as_deref(), Some("<>"));
     assert_eq!(body(&client.ask(counted("/a", b""))).as_deref(), Some("<>"));
     assert_eq!(client.ask(counted("/missing", b"hello")).text(), "<hello>");

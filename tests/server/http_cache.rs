@@ -1,4 +1,4 @@
-//! proxy_cache and its like: what is stored, for whom and for how long.
+//! proxy_cache and the like: which responses are stored, for which requests and for how long.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +41,7 @@ with_each_driver!(
     a_file_that_somebody_has_removed_is_noticed,
 );
 
-/// The http block of a cache in `%DIR%/cache`, and a location with more of it in its place.
+/// The http block of a cache in `%DIR%/cache`, with `more` in its location.
 fn caching(driver: Driver, backend: &Serving, more: &str) -> Server {
     caching_in(driver, "%DIR%/cache", backend, more).start()
 }
@@ -54,8 +54,8 @@ fn caching_in(driver: Driver, directory: &str, backend: &Serving, more: &str) ->
     Setup::http(driver, &text.replace('B', &backend.address).replace("CACHE", directory).replace("MORE", more))
 }
 
-/// A server that answers as the request's `X-Fields` says (fields with bars between them) and `X-Status`; the body is
-/// the number of the request.
+/// A server that answers with the request's `X-Fields` (separated by bars) and `X-Status`; the body is the number of
+/// the request.
 fn origin() -> Serving {
     let count = AtomicU64::new(0);
     Backend::tcp().serve(move |asked, client| {
@@ -73,12 +73,12 @@ fn origin() -> Serving {
     })
 }
 
-/// Asks for a path with these fields, each with its line's end.
+/// Requests a path with these fields, each ending in CR LF.
 fn ask(client: &mut Client, path: &str, fields: &str) -> Response {
     client.ask(format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n"))
 }
 
-/// How the cache was used, and the body.
+/// Cache status and body of a response.
 fn outcome(response: &Response) -> (&str, &str) {
     (response.header("X-Cache").unwrap_or("-"), response.text())
 }
@@ -94,7 +94,7 @@ fn a_response_is_stored_and_found_by_its_key(driver: Driver) {
     let hit = ask(&mut client, "/a", "");
     assert_eq!(outcome(&hit), ("HIT", "1"));
     assert_eq!(hit.header("Age").map(|age| age.parse::<u64>().is_ok()), Some(true));
-    // Another connection, perhaps at the other worker.
+    // Another connection, perhaps to the other worker.
     for _ in 0..4 {
         assert_eq!(outcome(&ask(&mut server.connect(), "/a?ignored", "")), ("HIT", "1"));
     }
@@ -195,7 +195,7 @@ fn a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round(driver:
     assert_eq!(backend.asked()[0].1.method, "GET");
     server.stop();
 
-    // What was asked for as HEAD alone never stands for a body.
+    // A response to HEAD never answers a GET.
     let backend = origin();
     let server = caching(driver, &backend, "proxy_cache_convert_head off;");
     let mut client = server.connect();
@@ -204,7 +204,7 @@ fn a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round(driver:
     assert_eq!(outcome(&ask(&mut client, "/a", FRESH)), ("MISS", "2"));
     server.stop();
 
-    // Nor does it change what is stored where its answer is not to be.
+    // Nor does it change the stored response if it may not be stored itself.
     let backend = origin();
     let server = caching(
         driver,
@@ -221,7 +221,7 @@ fn a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round(driver:
     assert_eq!((outcome(&stored), stored.header("X-User")), (("HIT", "1"), None));
     server.stop();
 
-    // Nor where the configuration names the method: a HEAD that is to be stored is a GET before that.
+    // Nor does it where the configuration names the method: a HEAD that is to be stored is sent as a GET.
     let backend = origin();
     let server = caching(driver, &backend, "proxy_method $request_method;");
     let mut client = server.connect();
@@ -230,7 +230,7 @@ fn a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round(driver:
     server.stop();
 }
 
-/// At the instant at which a fill is complete, and from its file.
+/// Checked when the fill is complete, and from its file.
 fn answer_without_body_is_the_same_while_and_after_it_is_stored(driver: Driver) {
     let backend = Backend::tcp().serve(|asked, client| {
         let (status, framing) = match asked.target.split('/').nth(1).unwrap() {
@@ -255,7 +255,7 @@ fn answer_without_body_is_the_same_while_and_after_it_is_stored(driver: Driver) 
     ];
     let directory = Directory::new();
     let place = directory.path().to_str().unwrap();
-    // The second process has them from their files.
+    // The second process reads them from their files.
     for _ in 0..2 {
         let more = "proxy_cache_convert_head off; proxy_cache_key $request_method$uri;";
         let server = caching_in(driver, place, &backend, more).start();
@@ -273,7 +273,7 @@ fn answer_without_body_is_the_same_while_and_after_it_is_stored(driver: Driver) 
     }
 }
 
-/// A server of ten bytes, of which it offers parts.
+/// A server of ten bytes that supports ranges.
 fn ten_bytes(cache_control: &'static str) -> Serving {
     Backend::tcp().serve(move |_, client| {
         let fields = "Accept-Ranges: bytes\r\nETag: \"1\"\r\nContent-Length: 10\r\n";
@@ -282,7 +282,7 @@ fn ten_bytes(cache_control: &'static str) -> Serving {
     })
 }
 
-/// So many requests have come, each for all of it and without conditions.
+/// Asserts that this number of requests arrived, each for the whole response and without conditions.
 #[track_caller]
 fn assert_asked_for_all(backend: &Serving, times: usize) {
     let asked = backend.asked();
@@ -294,12 +294,12 @@ fn parts_and_conditions_are_answered_out_of_the_cache(driver: Driver) {
     let backend = ten_bytes("max-age=60");
     let server = caching(driver, &backend, "");
     let mut client = server.connect();
-    // The first one, too, although all of it is fetched.
+    // The first request, too, although the whole response is fetched.
     for _ in 0..2 {
         let part = ask(&mut client, "/a", "Range: bytes=2-4\r\n");
         assert_eq!((part.status, part.text()), (206, "234"));
     }
-    // Several parts are cut from what is whole; while it comes, all of it is the answer.
+    // Several ranges are cut from a complete response; during the fill the whole response is sent.
     let mut ask_for_parts = || ask(&mut client, "/a", "Range: bytes=0-1,8-\r\n");
     let parts = (0..1000).map(|_| ask_for_parts()).find(|response| response.status != 200).expect("it becomes whole");
     assert!(parts.status == 206 && parts.text().contains("01") && parts.text().contains("89"), "{parts:?}");
@@ -311,7 +311,7 @@ fn parts_and_conditions_are_answered_out_of_the_cache(driver: Driver) {
     server.stop();
 }
 
-/// The server is not told of them, because its answer might be stored.
+/// Ranges and conditions are not passed on, because the response might be stored.
 fn parts_and_conditions_are_answered_from_a_response_that_is_not_stored(driver: Driver) {
     let backend = ten_bytes("no-store");
     let server = caching(driver, &backend, "");
@@ -332,7 +332,7 @@ fn parts_and_conditions_are_answered_from_a_response_that_is_not_stored(driver: 
     server.stop();
 }
 
-/// Of an error nobody cuts parts, so the field is the server's, stored or not.
+/// The cache cuts no ranges out of errors, so the server's field is kept, stored or not.
 fn what_a_server_says_of_parts_is_kept_where_the_cache_has_none(driver: Driver) {
     let backend = origin();
     let server = caching(driver, &backend, "");
@@ -386,7 +386,7 @@ fn a_304_renews_what_is_stored(driver: Driver) {
     let backend = origin();
     let server = caching(driver, &backend, "proxy_cache_revalidate on;");
     let mut client = server.connect();
-    // Stale when it comes, as far as this cache is concerned.
+    // Stale on arrival for this cache.
     let stale = "X-Fields: Cache-Control: max-age=5|Age: 6|ETag: \"x\"|X-Kept: old|X-New: old\r\n";
     assert_eq!(outcome(&ask(&mut client, "/a", stale)), ("MISS", "1"));
     let renewed = "X-Status: 304 Not Modified\r\nX-Fields: Cache-Control: max-age=60|ETag: \"x\"|X-New: new\r\n";
@@ -422,7 +422,7 @@ fn what_is_stale_is_fetched_anew_beside_the_request(driver: Driver) {
     ask(&mut client, "/a", STALE);
     let first = ask(&mut client, "/a", FRESH);
     assert_eq!(outcome(&first), ("STALE", "1"));
-    // The copy of the request comes to the server, and its answer into the cache.
+    // The mirrored request reaches the server, and its answer the cache.
     loop {
         let response = ask(&mut client, "/a", "");
         match outcome(&response) {
@@ -482,7 +482,7 @@ fn damaged_and_foreign_files_are_never_served(driver: Driver) {
     let file = files_in(cache).remove(0);
     let whole = std::fs::read(&file).unwrap();
     assert_eq!(outcome(&ask(&mut serve().connect(), "/a", "")), ("HIT", "1"), "the next process finds it");
-    // Damaged anywhere, or cut anywhere, it is fetched anew; a few places stand for all, which unit tests go through.
+    // A file that is damaged or cut anywhere is fetched anew; a few places stand for all, which unit tests check.
     for (number, place) in [9, 60, 100, whole.len() - 1].into_iter().enumerate() {
         let mut damaged = whole.clone();
         if number % 2 == 0 {
@@ -497,11 +497,11 @@ fn damaged_and_foreign_files_are_never_served(driver: Driver) {
         server.stop();
     }
     let server = serve();
-    // A whole file of another key is nobody's answer.
+    // A valid file of another key is not used.
     let other = cache.join(md5("/other"));
     std::fs::write(&other, &whole).unwrap();
     assert_eq!(ask(&mut server.connect(), "/other", "").header("X-Cache"), Some("MISS"));
-    // What is nginx's stays as it is.
+    // Files of nginx are left alone.
     let foreign = cache.join(md5("/foreign"));
     std::fs::write(&foreign, [5, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3]).unwrap();
     assert_eq!(ask(&mut server.connect(), "/foreign", FRESH).header("X-Cache"), Some("MISS"));
@@ -538,7 +538,7 @@ fn purges_are_by_key_prefix_and_tag(driver: Driver) {
     let more = "proxy_cache_purge $http_x_purge; proxy_cache_tag_header Surrogate-Key;
         proxy_cache_purge_tags $http_x_tags;";
     let server = caching(driver, &backend, more);
-    // As long as there may be unknown files, nothing is known not to be there.
+    // While there may be unknown files, no entry counts as absent.
     server.wait_logged("0 entries");
     let mut client = server.connect();
     let tagged = |tags: &str| format!("X-Fields: Cache-Control: max-age=60|Surrogate-Key: {tags}\r\n");
@@ -558,7 +558,7 @@ fn purges_are_by_key_prefix_and_tag(driver: Driver) {
     fill(&[("/a/1", "red")]);
     assert_eq!(purge("/a/*", ""), 204);
     assert_eq!((status("/a/1").as_deref(), status("/a/2").as_deref()), (Some("MISS"), Some("MISS")));
-    // What comes later is not meant.
+    // Later entries are not purged.
     fill(&[("/a/1", "red")]);
     server.stop();
 }
@@ -591,7 +591,7 @@ fn a_soft_purge_ends_with_a_304(driver: Driver) {
         let number = backend.asked().len() + 1;
         let number = number.to_string();
         assert_eq!(outcome(&ask(&mut client, path, fields)), ("MISS", &*number));
-        // A purge wins over what is still being stored.
+        // A purge also applies to a fill in progress.
         server.look_until("it is stored", || files_in(directory.path()).len() == count);
         assert_eq!(ask(&mut client, path, &format!("X-Purge: 1\r\n{tags}")).status, 204);
         let renewed = ask(&mut client, path, &format!("X-Status: 304 Not Modified\r\n{fields}"));
@@ -621,14 +621,14 @@ fn a_304_about_another_response_is_not_merged(driver: Driver) {
         let directory = Directory::new();
         let place = directory.path().to_str().unwrap();
         let server = caching_in(driver, place, &backend, "proxy_cache_revalidate on;").start();
-        // As long as there may be unknown files, what has gone may be found once more.
+        // While there may be unknown files, a removed entry may be found once more.
         server.wait_logged("0 entries");
         let mut client = server.connect();
         assert_eq!(outcome(&ask(&mut client, "/a", "X-First: 1\r\n")), ("MISS", "old"));
         directory.wait_until("it is stored", |_| files_in(directory.path()).len() == 1);
         let confirmed = ask(&mut client, "/a", "");
         assert_eq!((outcome(&confirmed), confirmed.header("Vary")), (("REVALIDATED", "old"), None));
-        // All of what is there now.
+        // Every entry that exists now is purged.
         assert_eq!(outcome(&ask(&mut client, "/a", "")), ("MISS", "new"), "{told} {more}");
         assert_eq!(outcome(&ask(&mut client, "/a", "")), ("HIT", "new"), "{told} {more}");
         assert_eq!(backend.asked().len(), 3);
@@ -672,7 +672,7 @@ fn clients_have_a_say_only_where_the_rfc_counts(driver: Driver) {
 }
 
 fn slices_are_fetched_and_stored_as_they_are_wanted(driver: Driver) {
-    // Every piece of a file of 26 bytes; `/other` is another file from its tenth byte on.
+    // Every slice of a file of 26 bytes; `/other` is another file from its tenth byte on.
     let backend = Backend::tcp().serve(|asked, client| {
         let range = asked.header("Range").expect("a range").strip_prefix("bytes=").unwrap();
         let (first, last) = range.split_once('-').unwrap();
@@ -697,7 +697,7 @@ fn slices_are_fetched_and_stored_as_they_are_wanted(driver: Driver) {
     assert_eq!(ask(&mut client, "/a", "Range: bytes=8-21\r\n").text(), "ijklmnopqrstuv");
     assert_eq!(ask(&mut client, "/a", "If-None-Match: \"1\"\r\n").status, 304);
     assert_eq!(backend.asked().len(), 3);
-    // Pieces of two files are never put together.
+    // Slices of two files are never put together.
     let mut other = server.connect();
     other.send("GET /other HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(other.head().header("Content-Length"), Some("26"));
@@ -739,7 +739,7 @@ fn cache_status_tells_how_the_cache_was_used(driver: Driver) {
 
 fn hosts_share_entries_only_where_the_key_says_so(driver: Driver) {
     let backend = origin();
-    // The default key has the server that is asked, not the one that the client names: as in nginx.
+    // As in nginx, the default key contains the upstream server and not the client's Host.
     for (key, second) in [("$scheme$proxy_host$request_uri", "HIT"), ("$scheme$host$request_uri", "MISS")] {
         let server = caching(driver, &backend, &format!("proxy_cache_key {key}; proxy_set_header Host $host;"));
         let mut client = server.connect();
@@ -751,7 +751,7 @@ fn hosts_share_entries_only_where_the_key_says_so(driver: Driver) {
     }
 }
 
-/// A cache with the default key before a server that answers with what it is asked for.
+/// A cache with the default key before a server that answers with the request's target.
 fn with_default_key(driver: Driver, locations: &str) -> (Serving, Server) {
     let backend = Backend::tcp().serve(|asked, client| {
         let (target, redirect) = (&asked.target, asked.target.strip_prefix("/app"));
@@ -824,7 +824,7 @@ fn subrequests_have_entries_of_their_own_by_the_default_key(driver: Driver) {
 }
 
 fn a_response_behind_x_accel_redirect_is_not_found_for_the_first_uri(driver: Driver) {
-    // The application decides who gets it, each time.
+    // The application authorises each request.
     let locations = "location /app/ { proxy_no_cache 1; proxy_pass http://BEHIND; }
         location /inner/ { internal; proxy_pass http://BEHIND; }";
     let (backend, server) = with_default_key(driver, locations);
@@ -880,7 +880,7 @@ fn a_hit_goes_by_sendfile_from_64_kib_on(driver: Driver) {
         server.get(path);
     }
     server.look_until("both are stored", || files_in(&server.directory.path().join("cache")).len() == 2);
-    // A loop that had to wait for its core takes the device for slow, for a while, and reads until then.
+    // A loop that had to wait for its core takes the device for slow, and reads for a while.
     server.look_until("it goes by sendfile", || sent("/65536") == Some(65536));
     assert_eq!(sent("/65535"), Some(0));
     server.stop();

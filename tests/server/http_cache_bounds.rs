@@ -1,5 +1,5 @@
-//! What of a cache has bounds: marks of variants, lists of fields in `Vary`, responses that nobody reads, lifetimes
-//! when the clock was set back; and why something was not stored.
+//! Bounds of a cache: marks of variants, lists of fields in `Vary`, responses without readers, lifetimes after the
+//! clock was set back; and reasons for not storing.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ with_each_driver!(
     a_response_is_not_told_to_be_stored_where_the_disk_fails,
 );
 
-/// A server with a cache in this directory, as small as `parameters` say, and a location with more of it in its place.
+/// A server with a cache in this directory, limited by `parameters`, and `more` in its location.
 fn caching(driver: Driver, directory: &Path, parameters: &str, backend: &str, more: &str) -> Setup {
     let text = "proxy_cache_path PATH keys_zone=one:2m PARAMETERS; proxy_cache_key $uri;
         proxy_cache_disk_timeout 60s; proxy_cache_lock_timeout 60s; proxy_cache_status edge;
@@ -29,8 +29,8 @@ fn caching(driver: Driver, directory: &Path, parameters: &str, backend: &str, mo
     Setup::http(driver, &text.replace("BACKEND", backend).replace("MORE", more))
 }
 
-/// A server that answers with the request's `X-Fields` (with bars between them), its `X-Status`, and a body that is the
-/// request's `Range` or `whole` and as many dots as its `X-Length` says.
+/// A server that answers with the request's `X-Fields` (separated by bars) and `X-Status`. The body is the request's
+/// `Range` or `whole`, and `X-Length` dots.
 fn origin() -> Serving {
     Backend::tcp().serve(|asked, client| {
         let fields = asked.header("X-Fields").unwrap_or_default();
@@ -43,7 +43,7 @@ fn origin() -> Serving {
     })
 }
 
-/// Asks for a path with these fields, each with its line's end.
+/// Requests a path with these fields, each ending in CR LF.
 fn ask(client: &mut Client, path: &str, fields: &str) -> Response {
     client.ask(format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n"))
 }
@@ -52,13 +52,13 @@ fn used(response: &Response) -> &str {
     response.header("X-Cache").unwrap_or("-")
 }
 
-/// Why a response was not stored, by `Cache-Status`; whether it was, if that says nothing.
+/// Reason in `Cache-Status` for not storing a response, or whether it was stored if there is none.
 fn detail(response: &Response) -> &str {
     let status = response.header("Cache-Status").unwrap_or("-");
     status.split_once("detail=").map_or(if status.contains("stored") { "stored" } else { status }, |(_, why)| why)
 }
 
-/// How many entries and marks a directory has, and the room that their files take.
+/// Number of entries and marks in a directory, and the space of their files.
 fn stored(directory: &Path) -> (usize, u64) {
     use std::os::unix::fs::MetadataExt;
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
@@ -77,13 +77,13 @@ fn marks_of_variants_count_for_max_size(driver: Driver) {
     server.stop();
     let (count, room) = stored(directory.path());
     assert!(room <= 400 * 1024 && count > 50, "{count} files take {room} bytes");
-    // After a restart, too.
+    // Also after a restart.
     let server = caching(driver, directory.path(), "max_size=200k", &backend.address, "").start();
     directory.wait_until("it is smaller", |_| stored(directory.path()).1 <= 200 * 1024);
     server.stop();
 }
 
-/// As many as a cache tells apart.
+/// Most lists that a cache distinguishes.
 const LISTS_MAX: usize = 4096;
 
 fn a_place_of_a_list_in_vary_is_free_when_no_entry_has_it(driver: Driver) {
@@ -122,7 +122,7 @@ fn a_response_of_unknown_length_is_stored_without_its_client_if_it_ends(driver: 
     behind.send(format!("{head}2\r\nab\r\n"));
     assert_eq!(client.head().status, 200);
     drop(client);
-    // Another one reads along for a while.
+    // A second client reads along for a while.
     let mut second = server.connect();
     second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(used(&second.head()), "HIT");
@@ -145,7 +145,7 @@ fn a_response_without_end_is_given_up_when_its_client_has_left(driver: Driver) {
     behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n");
     assert_eq!(client.head().status, 200);
     drop(client);
-    // As quick as the server answers others: it is never silent for long.
+    // As fast as the server answers others, so that it is never silent for long.
     let mut other = server.connect();
     let piece = format!("400\r\n{}\r\n", "x".repeat(0x400));
     while behind.try_send(&piece).is_ok() {
@@ -162,7 +162,7 @@ fn parts_are_stored_where_the_key_has_their_range(driver: Driver) {
     let more = "proxy_cache_key $uri$http_range; proxy_set_header Range $http_range;";
     let server = caching(driver, directory.path(), "", &backend.address, more).start();
     let mut client = server.connect();
-    // The body is what was asked for, nine bytes.
+    // The body is the requested range, nine bytes.
     let part = "X-Status: 206 Partial Content\r\nX-Fields: Content-Range: bytes 0-8/20\r\n";
     let own = format!("{part}Range: bytes=0-8\r\n");
     assert_eq!(detail(&ask(&mut client, "/a", &own)), "stored");
@@ -173,7 +173,7 @@ fn parts_are_stored_where_the_key_has_their_range(driver: Driver) {
     assert_eq!((unasked.status, detail(&unasked)), (206, "part"));
     assert_eq!(used(&ask(&mut client, "/b", "")), "MISS");
     server.stop();
-    // The key does not have it.
+    // The key lacks the range.
     let more = "proxy_set_header Range $http_range;";
     for (conformance, expected) in [("mixed", "part"), ("rfc9111", "part"), ("nginx", "stored")] {
         let directory = Directory::new();
@@ -184,7 +184,7 @@ fn parts_are_stored_where_the_key_has_their_range(driver: Driver) {
     }
 }
 
-/// Has a file say that it was stored so many seconds later, with all that follows from that.
+/// Postpones the storing time of a file by some seconds, with all times that depend on it.
 fn postpone(file: &Path, by: u64) {
     let mut bytes = std::fs::read(file).unwrap();
     let header_length = u32::from_le_bytes(bytes[12..16].try_into().unwrap()) as usize;
@@ -198,7 +198,7 @@ fn postpone(file: &Path, by: u64) {
     std::fs::write(file, bytes).unwrap();
 }
 
-/// As when the clock was set back since then.
+/// As after the clock was set back.
 fn what_was_stored_later_than_now_is_stale(driver: Driver) {
     let backend = origin();
     for (by, first) in [(0, "HIT"), (3600, "EXPIRED")] {
@@ -211,11 +211,11 @@ fn what_was_stored_later_than_now_is_stale(driver: Driver) {
         let files =
             std::fs::read_dir(directory.path()).unwrap().flatten().filter(|entry| entry.file_name().len() == 32);
         files.for_each(|entry| postpone(&entry.path(), by));
-        // There is none yet where the server was stopped before it had locked the directory.
+        // There is no journal if the server was stopped before it had locked the directory.
         let _ = std::fs::remove_file(directory.path().join(".gale.journal"));
         let server = caching(driver, directory.path(), "", &backend.address, more).start();
         let mut client = server.connect();
-        // Whoever takes what is stale gets what was stored later than now no more than others do.
+        // A client that accepts stale responses gets entries from the future no more than others do.
         assert_eq!(used(&ask(&mut client, "/a", "Cache-Control: max-stale\r\n")), first, "{by}");
         assert_eq!(used(&ask(&mut client, "/a", "")), "HIT", "{by}");
         server.stop();
@@ -283,7 +283,7 @@ fn a_response_is_not_told_to_be_stored_where_the_disk_fails(driver: Driver) {
     let cache = directory.path().join("cache");
     let server: Server = caching(driver, &cache, "levels=1", &backend.address, "").start();
     server.wait_logged("0 entries");
-    // Where directories are to be made there are files.
+    // Files are in the place of directories.
     for digit in "0123456789abcdef".chars() {
         std::fs::write(cache.join(digit.to_string()), "").unwrap();
     }

@@ -1,4 +1,4 @@
-//! Files of a cache that are not what was written: cut or changed anywhere, they are never sent for what they were.
+//! Damaged cache files: cut or changed anywhere, they are never sent as the stored response.
 
 use std::path::{Path, PathBuf};
 
@@ -15,20 +15,20 @@ with_each_driver!(
     a_large_body_without_sums_of_its_blocks_is_served,
 );
 
-/// Five blocks of 64 KiB, of which header and table take some bytes.
+/// Five blocks of 64 KiB, less the bytes of header and table.
 const LENGTH: usize = 300_000;
 
-/// How long the table is.
+/// Length of the table in bytes.
 const TABLE: usize = 5 * 4;
 
-/// The body of a path: no two bytes that are 251 apart, and no two bodies, are the same.
+/// Body of a path: bytes at a distance of 251 differ, and so do any two bodies.
 fn body_of(path: &str) -> Vec<u8> {
     let salt = path.bytes().map(usize::from).sum::<usize>();
     (0..LENGTH).map(|at| (at % 251 + at / 65_536 + salt) as u8).collect()
 }
 
-/// Answers with the body of the path, or the part of it that is asked for; with a strong tag below `/tagged`, and never
-/// with a part below `/tagged-whole`.
+/// Answers with the body of the path, or the requested range; with a strong entity tag below `/tagged`, and never with
+/// a range below `/tagged-whole`.
 fn origin() -> Serving {
     Backend::tcp().serve(|asked, client| {
         let body = body_of(&asked.target);
@@ -73,7 +73,7 @@ fn count_files(directory: &Path) -> usize {
     entries.filter(|entry| entry.file_name().len() == 32).count()
 }
 
-/// Has a server store these paths, and damages the file of each.
+/// Stores these paths and damages the file of each.
 fn damaged(driver: Driver, directory: &Directory, backend: &Serving, paths: &[(String, Damage)]) {
     let server = setup(driver, directory.path(), backend, "").start();
     let mut client = server.connect();
@@ -91,18 +91,18 @@ fn damaged(driver: Driver, directory: &Directory, backend: &Serving, paths: &[(S
     }
 }
 
-/// What happens to a file.
+/// Damage to a file.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
-    /// A bit of a byte is another one; so far from the beginning of the file.
+    /// One bit of the byte at this offset in the file.
     Flip(usize),
-    /// The same, so far from the beginning of the body.
+    /// The same, at this offset in the body.
     FlipBody(usize),
-    /// The same, so far from the end.
+    /// The same, at this distance from the end.
     FlipEnd(usize),
-    /// It ends there.
+    /// The file ends at this offset.
     Cut(usize),
-    /// It is longer by a byte.
+    /// The file is longer by a byte.
     Longer,
     /// Blocks that were allocated and never written, as after a loss of power.
     Zeros(usize),
@@ -121,7 +121,7 @@ impl Damage {
         }
     }
 
-    /// Whether it is in the body alone, behind its first block: then the head of the response has left.
+    /// `true` if only the body after its first block is damaged: then the head was sent before the damage is found.
     fn is_behind_first_block(self) -> bool {
         matches!(self, Damage::FlipBody(at) if at >= 65_536)
             || matches!(self, Damage::Zeros(at) | Damage::Flip(at) if at >= 65_536)
@@ -161,7 +161,7 @@ fn paths(prefix: &str) -> Vec<(String, Damage)> {
     DAMAGES.iter().enumerate().map(|(number, &damage)| (format!("/{prefix}{number}"), damage)).collect()
 }
 
-/// What comes of a body until the connection ends or the body does, and how the cache was used.
+/// Reads the body until it or the connection ends, and the cache status.
 fn read(server: &Server, request: &str) -> Response {
     let mut client = server.connect();
     client.send(request);
@@ -175,7 +175,7 @@ fn get(path: &str, fields: &str) -> String {
 }
 
 fn no_damaged_byte_of_a_large_body_is_sent_and_the_next_request_fetches_it_anew(driver: Driver) {
-    // With `aio off` a connection would send the file without having looked at it.
+    // With `aio off` a connection would send the file without checking it.
     for more in ["", "aio off;"] {
         let (directory, backend) = (Directory::new(), origin());
         let paths = paths("plain");
@@ -193,7 +193,7 @@ fn no_damaged_byte_of_a_large_body_is_sent_and_the_next_request_fetches_it_anew(
             } else {
                 assert_eq!((response.header("X-Cache"), backend.asked().len()), (Some("MISS"), asked + 1));
             }
-            // What could be found before the head has left was.
+            // Damage that can be found before the head is sent was found.
             assert_eq!(response.body.len() < LENGTH, damage.is_behind_first_block(), "{damage:?}");
             let response = read(&server, &get(path, ""));
             assert!(response.body == right, "{damage:?}: {} bytes", response.body.len());
@@ -201,7 +201,7 @@ fn no_damaged_byte_of_a_large_body_is_sent_and_the_next_request_fetches_it_anew(
         }
         assert!(broken_off > 0);
         server.wait_logged_times("is damaged", broken_off);
-        // An unknown version, or no magic: that says nothing of damage.
+        // An unknown version or missing magic does not count as damage.
         let figures = server.get("/api/9/http/caches/one").text().to_owned();
         let count: usize =
             figures.split("\"damaged\":").nth(1).unwrap().split([',', '}']).next().unwrap().parse().unwrap();
@@ -230,7 +230,7 @@ fn rest_of_a_damaged_body_is_cut_from_all_of_it_where_the_upstream_sends_no_part
     damaged(driver, &directory, &backend, &paths);
     let server = setup(driver, directory.path(), &backend, "").start();
     for (path, damage) in &paths {
-        // A part of it, too, which ends before the body does.
+        // Also ranges that end before the body does.
         let (fields, wanted) = match damage {
             Damage::FlipBody(_) => ("Range: bytes=100-280000\r\n", 100..280_001),
             _ => ("", 0..LENGTH),
@@ -253,7 +253,7 @@ fn entry_cut_while_it_is_in_use_is_fetched_anew(driver: Driver) {
             assert!(read(&server, &get(&path, "")).body == body_of(&path));
             let file = file_of(directory.path(), &path);
             directory.wait_until("it is stored", |_| file.exists());
-            // Each worker has it open, and has checked it.
+            // Each worker has the file open and has checked it.
             for _ in 0..8 {
                 assert!(read(&server, &get(&path, "")).body == body_of(&path));
             }
@@ -299,7 +299,7 @@ fn parts_of_a_damaged_body_are_right_or_broken_off(driver: Driver) {
             let Damage::FlipBody(at) = *damage else { unreachable!() };
             let reads_damage = ranges.split(',').any(|range| {
                 let (first, last) = range.split_once('-').unwrap();
-                // Blocks are those of the file, in which the header comes first.
+                // Blocks are counted from the start of the file, where the header is.
                 let block = |at: usize| (at + 1000) / 65_536;
                 (block(first.parse().unwrap())..=block(last.parse().unwrap())).contains(&block(at))
             });
@@ -310,12 +310,12 @@ fn parts_of_a_damaged_body_are_right_or_broken_off(driver: Driver) {
     }
 }
 
-/// Whether a body of several parts has these, or the beginning of them.
+/// `true` if a multipart body consists of these parts or a beginning of them.
 fn is_multipart_of(body: &[u8], parts: &[&[u8]]) -> bool {
     let mut rest = body;
     for part in parts {
         let Some(at) = rest.windows(4).position(|window| window == b"\r\n\r\n") else {
-            // It was broken off before the head of the part, or within it.
+            // It broke off within the head of the part or before.
             return rest.len() < 300;
         };
         rest = &rest[at + 4..];
@@ -330,7 +330,7 @@ fn is_multipart_of(body: &[u8], parts: &[&[u8]]) -> bool {
     true
 }
 
-/// A 304 whose fields are longer needs a file with a longer header, into which the body is copied.
+/// A 304 with longer fields needs a file with a longer header, into which the body is copied.
 fn a_copy_of_a_damaged_body_gets_no_new_header(driver: Driver) {
     let directory = Directory::new();
     let backend = Backend::tcp().serve(|asked, client| {
@@ -357,7 +357,7 @@ fn a_copy_of_a_damaged_body_gets_no_new_header(driver: Driver) {
     bytes[250_000] ^= 4;
     std::fs::write(&damaged, bytes).unwrap();
     let server = setup(driver, directory.path(), &backend, more).start();
-    // A HEAD does not look at the body.
+    // A HEAD does not read the body.
     for path in paths {
         let mut client = server.connect();
         client.send(format!("HEAD {path} HTTP/1.1\r\nHost: a\r\n\r\n"));
@@ -374,13 +374,13 @@ fn a_copy_of_a_damaged_body_gets_no_new_header(driver: Driver) {
     assert!(response.header("X-Cache") == Some("HIT") && response.body == body_of("/right"));
     let response = read(&server, &get("/damaged", ""));
     assert!(response.header("X-Cache") == Some("MISS") && response.body == body_of("/damaged"));
-    // The disk takes what is stored in its place.
+    // The new response is stored on the disk.
     let status = response.header("Cache-Status").unwrap();
     assert!(status.ends_with("; stored"), "{status}");
     server.stop();
 }
 
-/// What the counters of files tell of the way in which a hit was sent: bytes that went by `sendfile`.
+/// Bytes sent by `sendfile` for a hit, from the counters of files.
 fn sent_by_sendfile(server: &Server, path: &str) -> u64 {
     let figure = || {
         let text = server.get("/files").text().to_owned();
@@ -397,8 +397,8 @@ fn blocks_are_checked_once_and_go_by_sendfile_from_then_on(driver: Driver) {
     let server = setup(driver, directory.path(), &backend, "").start();
     assert!(server.get("/plain").body == body_of("/plain"));
     directory.wait_until("it is stored", |_| count_files(directory.path()) == 1);
-    // Each of the two workers looks at it once. A loop that had to wait for its core takes the device for slow, for a
-    // while, and reads until then.
+    // Each of the two workers checks it once. A loop that had to wait for its core takes the device for slow, and reads
+    // for a while.
     let mut was_read = false;
     server.directory.wait_until("it goes by sendfile", |_| {
         let sent = sent_by_sendfile(&server, "/plain");
@@ -409,7 +409,7 @@ fn blocks_are_checked_once_and_go_by_sendfile_from_then_on(driver: Driver) {
     server.stop();
 }
 
-/// As earlier versions have written it: the header has the sum of the whole, and nothing is behind the body.
+/// The format of earlier versions: the header has a checksum of the whole, and the body is not followed by a table.
 fn a_large_body_without_sums_of_its_blocks_is_served(driver: Driver) {
     let (directory, backend) = (Directory::new(), origin());
     damaged(driver, &directory, &backend, &[("/plain".to_owned(), Damage::Longer)]);

@@ -1,5 +1,4 @@
-//! The disks of caches: what is found after a restart, bounds that are kept, and disks that are full, hung or somebody
-//! else's.
+//! Cache directories: entries after a restart, size limits, and disks that are full, hung or used by another server.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -48,7 +47,7 @@ with_each_driver!(
     caches_go_on_over_a_reload,
 );
 
-/// A server whose answers say how often it was asked, and may be cached.
+/// A server whose cacheable answers contain the number of the request.
 fn origin() -> Serving {
     let count = std::sync::atomic::AtomicU64::new(0);
     Backend::tcp().serve(move |asked, client| {
@@ -85,14 +84,14 @@ fn ask(client: &mut Client, path: &str, fields: &str) -> Response {
     client.ask(format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n"))
 }
 
-/// How many entries a directory has, and their bytes.
+/// Number of entries in a directory, and their bytes.
 fn stored(directory: &Path) -> (usize, u64) {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let sizes = entries.filter(|entry| entry.file_name().len() == 32).filter_map(|entry| entry.metadata().ok());
     sizes.fold((0, 0), |(count, bytes), metadata| (count + 1, bytes + metadata.len()))
 }
 
-/// Whether a directory has an entry whose body ends so.
+/// `true` if a directory has an entry whose body ends with this text.
 fn is_stored(directory: &Path, body: &str) -> bool {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut entries = entries.filter(|entry| entry.file_name().len() == 32);
@@ -113,7 +112,7 @@ fn entries_are_found_after_a_restart_and_after_a_crash(driver: Driver) {
     assert_eq!(outcome(&server.get("/7")), ("HIT", "8"));
     server.get("/20");
     directory.wait_until("the new one is stored, too", |_| stored(directory.path()).0 == 21);
-    // Nobody has time to write anything.
+    // The processes are killed without time to write anything.
     let worker = server.worker();
     rustix::process::kill_process(worker, Signal::KILL).unwrap();
     server.wait_logged("21 entries");
@@ -140,7 +139,7 @@ fn purges_that_were_answered_hold_after_a_crash(driver: Driver) {
     let (directory, backend) = (Directory::new(), origin());
     let server = caching(driver, directory.path(), "", &backend).start();
     server.wait_logged("0 entries");
-    // What was purged may keep its name for a while: a new file is known by its contents.
+    // A purged entry may keep its name for a while: a new file is recognised by its contents.
     let body = |number: usize| format!("{number}{}", ".".repeat(20));
     let path = "/a?size=20";
     for (number, purge) in ["X-Purge: 1\r\nX-Tags: t\r\n", "X-Purge: 1\r\n"].into_iter().enumerate() {
@@ -161,10 +160,10 @@ fn purges_that_were_answered_hold_after_a_crash(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-/// What entries with files are among the records of a journal.
+/// Kind of a journal's record for an entry with a file.
 const STORED: u8 = 1;
 
-/// Where the records of a journal are, with their kinds: length (2), kind (1), what they say, sum (4).
+/// Offsets and kinds of a journal's records: length (2), kind (1), payload, checksum (4).
 fn records_of(journal: &[u8]) -> Vec<(usize, u8)> {
     let mut records = Vec::new();
     let mut at = 28;
@@ -175,8 +174,8 @@ fn records_of(journal: &[u8]) -> Vec<(usize, u8)> {
     records
 }
 
-/// Waits until so many entries are in the journal. A file has its name a moment before its entry is in the index, and
-/// one that is purged or stopped in between never gets a record.
+/// Waits until the journal has this number of entries. A file gets its name a moment before its entry is in the index,
+/// and an entry that is purged or stopped in between never gets a record.
 fn wait_for_entries_in_journal(directory: &Directory, count: usize) {
     directory.wait_until("its entry is in the journal", |directory| {
         let journal = std::fs::read(directory.path().join(".gale.journal")).unwrap_or_default();
@@ -187,12 +186,12 @@ fn wait_for_entries_in_journal(directory: &Directory, count: usize) {
 fn a_damaged_journal_loses_no_purge(driver: Driver) {
     const PURGED_TAG: u8 = 5;
     let damaged = "has lost purges: all entries older than these count as purged";
-    // What is damaged, what the log says of it, and what becomes of what was stored before the purge, and after it.
-    // (All that is stored has the tag.)
+    // Offset of the damage, log message, and outcome for entries stored before the purge and after it. (All entries
+    // have the tag.)
     for (kind, told, before, after) in [
         (STORED, "is damaged: 55 bytes are lost, but no purge", "MISS", "HIT"),
         (PURGED_TAG, damaged, "MISS", "HIT"),
-        // Not even how it begins: nobody knows how old the purges are.
+        // Even the start of the journal is damaged: the age of the purges is unknown.
         (0, damaged, "MISS", "MISS"),
     ] {
         let (directory, backend) = (Directory::new(), origin());
@@ -217,7 +216,7 @@ fn a_damaged_journal_loses_no_purge(driver: Driver) {
         server.wait_logged(" entries, ");
         assert_eq!(server.get("/before").header("X-Cache"), Some(before), "{told}");
         assert_eq!(server.get("/after").header("X-Cache"), Some(after), "{told}");
-        // And it is as it should be from now on.
+        // From then on the journal works.
         assert_eq!(server.get("/before").header("X-Cache"), Some("HIT"), "{told}");
         server.stop();
         let server = setup().start();
@@ -234,7 +233,7 @@ fn a_purge_waits_only_so_long_for_a_disk_that_hangs(driver: Driver) {
     server.wait_logged("0 entries");
     assert_eq!(outcome(&server.get("/a")), ("MISS", "1"));
     directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
-    // A pipe in its place: whoever opens it to write waits for a reader.
+    // A pipe in its place: opening it for writing waits for a reader.
     let (pipe, journal) = (directory.path().join("pipe"), directory.path().join(".gale.journal"));
     let rights = rustix::fs::Mode::from_raw_mode(0o666);
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rights, 0).unwrap();
@@ -256,7 +255,7 @@ fn the_cache_is_no_larger_than_it_may_be(driver: Driver) {
         server.get(&format!("/{number}?size=10000"));
     }
     directory.wait_until("it is full", |_| stored(directory.path()).0 >= 15);
-    // For what is larger than all of it nothing makes room, whether it says how long it is or not.
+    // A response larger than the cache evicts nothing, whether its length is known or not.
     for path in ["/large?size=300000", "/chunked/large?size=300000"] {
         for _ in 0..2 {
             let response = server.get(path);
@@ -288,7 +287,7 @@ fn a_second_server_on_the_same_directory_is_told_so(driver: Driver) {
     second.wait_logged("which manages it until it exits");
     assert_eq!(outcome(&first.get("/a")), ("MISS", "1"));
     directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
-    // What one has stored the other one finds.
+    // Each server finds entries of the other one.
     assert_eq!(outcome(&second.get("/a")), ("HIT", "1"));
     first.stop();
     second.wait_logged("1 entries");
@@ -343,7 +342,7 @@ fn a_full_disk_costs_only_storing(driver: Driver) {
     let (directory, backend) = (Directory::new(), origin());
     let Some(disk) = SmallDisk::mount(directory.path(), 256) else { return };
     let server = caching(driver, directory.path(), "", &backend).start();
-    // Small ones and those that are written while they come: all are whole, whatever the disk says.
+    // Small responses and those written while they arrive: all are complete, whatever the disk's errors.
     for size in [1, 150_000, 400_000, 100_000, 900_000] {
         let response = server.get(&format!("/{size}?size={size}"));
         assert_eq!(response.body.len(), response.header("Content-Length").unwrap().parse::<usize>().unwrap());
@@ -370,10 +369,10 @@ fn a_disk_that_hangs_costs_its_requests_a_bounded_time(driver: Driver) {
     let text = text.replace("OTHER", directory.path().to_str().unwrap()).replace("BACKEND", &backend.address);
     let mut server = Setup::http(driver, &text).start();
     assert_eq!(server.get("/a?c=well").header("X-Cache"), Some("MISS"));
-    // It is as far as it gets there, and looks into files that it does not know.
+    // The cache waits for its lock and looks for files that it does not know.
     server.wait_logged("of cache \"hung\" cannot be locked");
     mounted.set_hung(true);
-    // The first ones find out that the disk does not answer; nobody waits after that, but for one a second.
+    // The first requests find that the disk does not answer; after that only one request a second waits.
     let began = Instant::now();
     for number in 0..50 {
         let response = server.get(&format!("/{number}?c=hung"));
@@ -399,7 +398,7 @@ fn caches_go_on_over_a_reload(driver: Driver) {
     assert_eq!(outcome(&server.get("/a")), ("HIT", "1"));
     server.reload(&configuration.replace("keys_zone=one:1m", "keys_zone=one:1m inactive=1s"));
     directory.wait_until("the new parameter counts", |_| stored(directory.path()).0 == 0);
-    // Another directory under the same name is refused, as by nginx.
+    // Another directory under the same name is refused, as in nginx.
     let other = format!("{}/other", directory.path().display());
     server.reload(&configuration.replace(directory.path().to_str().unwrap(), &other));
     server.wait_logged("cache path while previously it used");
@@ -407,14 +406,14 @@ fn caches_go_on_over_a_reload(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-/// How long the bodies of [`large_origin`] are.
+/// Length of the bodies of [`large_origin`].
 const LARGE: usize = 300_000;
 
 fn large_body() -> Vec<u8> {
     (0..LARGE as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// A server of large bodies, with a strong tag and parts below `/tagged`.
+/// A server of large bodies, with a strong entity tag and ranges below `/tagged`.
 fn large_origin() -> Serving {
     Backend::tcp().serve(|asked, client| {
         let body = large_body();
@@ -434,7 +433,7 @@ fn large_origin() -> Serving {
     })
 }
 
-/// A cache `hung` on a file system of the test, which has what a cache `well` has stored of a path; both have one key.
+/// A cache `hung` on the test's file system, with a copy of an entry of the cache `well`; both have the same key.
 fn on_a_disk_of_the_test(
     driver: Driver,
     path: &str,
@@ -453,12 +452,12 @@ fn on_a_disk_of_the_test(
     let files = std::fs::read_dir(directory.path()).unwrap().flatten();
     let file = files.into_iter().find(|entry| entry.file_name().len() == 32).unwrap();
     mounted.put(file.file_name().to_str().unwrap(), std::fs::read(file.path()).unwrap());
-    // What the index does not know is looked for there from now on.
+    // From now on the index's misses are looked for on the disk.
     server.wait_logged("of cache \"hung\" cannot be locked");
     Some((server, mounted, directory))
 }
 
-/// Whether the answer is all that the origin has, and how the cache was used.
+/// Cache status of a response, after a check of its body.
 fn used(response: &Response) -> Option<&str> {
     assert!(response.body == large_body(), "{} bytes", response.body.len());
     response.header("X-Cache")
@@ -470,17 +469,17 @@ fn a_large_hit_on_a_disk_that_hangs_is_answered_by_the_upstream(driver: Driver) 
     }
     let backend = large_origin();
     let Some((mut server, mounted, _directory)) = on_a_disk_of_the_test(driver, "/plain", &backend) else { return };
-    // Whoever answers, the client's connection stays.
+    // The client's connection stays open, whatever the source of the answer.
     let mut client = server.connect();
-    // As often as it takes for a busy machine to be in time.
+    // Repeated until a busy machine is in time.
     while used(&client.get("/plain?c=hung")) != Some("HIT") {}
     let asked = backend.asked().len();
     mounted.set_fault(Some((fuse::Fault::Hangs, 0)));
-    // The open file is kept, and not read: neither the head nor the body of it is sent.
+    // The open file is kept but not read: neither its head nor its body is sent.
     assert_eq!(used(&client.get("/plain?c=hung")), Some("MISS"));
     assert_eq!(backend.asked().len(), asked + 1);
     server.wait_logged("does not respond, requests are passed to the upstream");
-    // What the upstream has sent is used for a moment.
+    // The upstream server's answer is used for a moment.
     let mut hits = 0;
     server.look_until("it is used, and asked for again", || {
         match used(&client.get("/plain?c=hung")) {
@@ -489,7 +488,7 @@ fn a_large_hit_on_a_disk_that_hangs_is_answered_by_the_upstream(driver: Driver) 
         }
         hits > 0 && backend.asked().len() >= asked + 3
     });
-    // It is tried once in a second.
+    // The disk is tried once a second.
     mounted.set_fault(None);
     while used(&client.get("/plain?c=hung")) != Some("HIT") {}
     drop(mounted);
@@ -507,7 +506,7 @@ fn a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream(driver: Driver) {
         mounted.set_fault(None);
         while used(&client.get("/tagged?c=hung")) != Some("HIT") {}
         mounted.set_fault(Some((fault, 200_000)));
-        // Answered by the disk up to there, and by the server from there on; the client notices nothing.
+        // The disk delivers the first part and the server the rest; the client notices nothing.
         loop {
             let asked = backend.asked().len();
             let response = client.get("/tagged?c=hung");
@@ -525,13 +524,13 @@ fn a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-/// A disk that can be made to hang, for this test; `None` where it does not go on here.
+/// A disk of the test that can hang; skips and returns `None` where it cannot be mounted.
 fn mounted() -> Option<fuse::disk::Disk> {
     if has_own_mounts() { fuse::disk::Disk::mount() } else { None }
 }
 
-/// The files of one cache lie on two disks: what is asked for all the time on one that is well, the others on one that
-/// hangs. So what the cache does while "its" disk does not answer is seen of a file that is in memory.
+/// The files of one cache lie on two disks: the popular one on a disk that works, the others on one that hangs. So the
+/// test sees how the cache treats a file in memory while "its" disk does not answer.
 fn a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer(driver: Driver) {
     let Some(disk) = mounted() else { return };
     let (directory, backend) = (Directory::new(), large_origin());
@@ -558,7 +557,7 @@ fn a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer(driver
         now().1 > before.1
     };
     let cold = (0..).map(|number| format!("/cold/{number}")).find(is_on_the_other_disk).unwrap();
-    // A worker that has it open knows on which disk it is.
+    // A worker that has the file open knows its disk.
     for _ in 0..20 {
         while used(&server.get(&cold)) != Some("HIT") {}
     }
@@ -568,13 +567,13 @@ fn a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer(driver
     let is_hit_while_silent = || {
         used(&server.get(&cold));
         let (asked, is_silent) = (backend.asked().len(), !answers());
-        // One in a second may try whether the disk answers, and finds what it wants in memory.
+        // One request a second may try the disk, and finds its data in memory.
         let is_hit = (0..5).all(|_| used(&server.get(hot)) == Some("HIT"));
-        // The journal is on the disk that is well: that makes the cache's disk one that answers, a second later.
+        // The journal is on the disk that works, which makes the cache's disk answer again, a second later.
         is_hit && is_silent && !answers() && backend.asked().len() == asked
     };
     std::thread::scope(|scope| {
-        // A busy machine asks too seldom if it has something else to ask in between.
+        // Polls in a thread of its own, because a busy machine would poll too seldom.
         scope.spawn(|| {
             while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
                 used(&server.get(hot));
@@ -614,7 +613,7 @@ fn a_hit_without_a_strong_tag_is_cut_off_where_its_disk_fails(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-/// Of what lies on one disk some reads take for ever, others do not.
+/// Some reads of one disk hang, others do not.
 fn a_disk_that_answers_others_is_slow_and_not_silent(driver: Driver) {
     if !has_own_mounts() {
         return;
@@ -623,15 +622,16 @@ fn a_disk_that_answers_others_is_slow_and_not_silent(driver: Driver) {
     let Some((mut server, mounted, _directory)) = on_a_disk_of_the_test(driver, "/tagged", &backend) else { return };
     let is_done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Others want what can be read.
+        // Other requests are for readable data.
         scope.spawn(|| {
             while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
-                // A connection has only so many requests (`keepalive_requests`).
+                // A connection has a limit of requests (`keepalive_requests`).
                 let response = ask(&mut server.connect(), "/tagged?c=hung", "Range: bytes=0-999\r\n");
                 assert!(response.status == 206 && response.body == large_body()[..1000]);
             }
         });
-        // Nobody may have asked while one waited: then the disk was silent, and another begins when it answers again.
+        // If no other request came while one waited, the disk was silent; then another read begins when it answers
+        // again.
         let end = Instant::now() + support::DEADLINE;
         let is_slow =
             || server.log().contains("the disk of cache \"hung\" is slow, a request is passed to the upstream");
@@ -649,7 +649,7 @@ fn a_disk_that_answers_others_is_slow_and_not_silent(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-/// A pipe in place of the journal is read when the test wants, and the disk answers others all the time.
+/// A pipe in place of the journal is read when the test wants, and the disk answers other operations all the time.
 fn a_journal_that_takes_long_is_waited_for_in_vain_only_once(driver: Driver) {
     let (directory, backend) = (Directory::new(), origin());
     let (journal, file) = (directory.path().join(".gale.journal"), directory.path().join("file"));
@@ -677,7 +677,7 @@ fn a_journal_that_takes_long_is_waited_for_in_vain_only_once(driver: Driver) {
         });
     }
     assert_eq!(outcome(&server.get("/long")), ("MISS", "2"));
-    // Nothing was in it, and it is not read again.
+    // The journal was empty and is not read again.
     std::fs::remove_file(&journal).unwrap();
     drop(writes_it);
     server.wait_logged(" entries, ");
@@ -699,7 +699,7 @@ fn an_entry_that_could_not_be_read_in_time_is_not_stored_once_more(driver: Drive
     let text = text.replace("PATH", disk.point().to_str().unwrap()).replace("BACKEND", backend.address());
     let mut server = Setup::http(driver, &text).start();
     server.wait_logged("0 entries");
-    // So long that it is sent from its file.
+    // Long enough to be sent from its file.
     let answer = |letter: &str| {
         let fields = "Cache-Control: max-age=600\r\nContent-Length: 300000";
         let mut behind = backend.accept();
@@ -717,7 +717,7 @@ fn an_entry_that_could_not_be_read_in_time_is_not_stored_once_more(driver: Drive
     late.send(request);
     let mut behind = backend.accept();
     behind.request();
-    // It answers again before the backend does.
+    // The disk answers again before the backend does.
     disk.set(fuse::disk::Condition::Well);
     let answers = || server.get("/api/9/http/caches/one").text().contains("\"disk_answers\":true");
     server.look_until("the disk answers", answers);
@@ -726,14 +726,14 @@ fn an_entry_that_could_not_be_read_in_time_is_not_stored_once_more(driver: Drive
     let head = late.head();
     assert_eq!(head.header("Cache-Status"), Some("us; fwd=uri-miss; detail=disk"));
     assert_eq!(head.header("X-Cache"), Some("MISS"));
-    // Others read along.
+    // Other clients read along.
     let mut other = server.connect();
     other.send(request);
     assert_eq!(other.head().header("X-Cache"), Some("HIT"));
     behind.send("b".repeat(150_000));
     assert!(other.take(300_000) == "b".repeat(300_000).as_bytes());
     assert!(late.take(300_000) == "b".repeat(300_000).as_bytes());
-    // When nobody reads along any more it is what was there before.
+    // When the last reader has left, the entry on the disk is used again.
     server.look_until("what is on the disk", || outcome(&server.get("/a")) == ("HIT", &*"a".repeat(300_000)));
     drop(disk);
     server.end(Signal::TERM);
@@ -751,7 +751,7 @@ fn what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait(dr
     let answer = |text: &str| {
         let mut behind = backend.accept();
         behind.request();
-        // Head and body in one piece: it has come when its head has.
+        // Head and body arrive in one piece.
         let fields = "Cache-Control: max-age=600\r\nContent-Length: 3";
         behind.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n{text}"));
     };
@@ -765,7 +765,7 @@ fn what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait(dr
     assert_eq!(first.response().text(), "old");
     server.look_until("it is stored", || stored(&disk.point()).0 == 1);
     drop(first);
-    // The next process has nothing of it in memory.
+    // The next process has no copy in memory.
     server.stop();
     let mut server = setup().start();
     server.wait_logged("1 entries");
@@ -788,7 +788,7 @@ fn a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs(driver: Dr
     server.wait_logged("0 entries");
     for point in [fuse::disk::Point::Create, fuse::disk::Point::Write(500_000)] {
         let end = Instant::now() + support::DEADLINE;
-        // As often as it takes for a busy machine to be in time.
+        // Repeated until a busy machine is in time.
         for number in 0.. {
             assert!(Instant::now() < end, "{point:?}\n{}", server.log());
             disk.hang_at(point);
@@ -847,7 +847,7 @@ fn max_size_is_about_the_room_that_files_take(driver: Driver) {
     assert!(room <= 100 * 1024 && !sizes.is_empty(), "{} files take {room} bytes", sizes.len());
 }
 
-/// How many files a directory has that are being written.
+/// Number of temporary files in a directory.
 fn being_written(directory: &Path) -> usize {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_name().len() == 43).count()
@@ -873,7 +873,7 @@ fn what_a_killed_process_was_storing_is_removed(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-/// Asks for something that is not cached until this is true of a directory that nobody watches.
+/// Requests uncached paths until the condition is true of a directory without a watch.
 #[track_caller]
 fn ask_until(what: &str, server: &Server, mut is_true: impl FnMut() -> bool) {
     let end = Instant::now() + support::DEADLINE;
@@ -896,7 +896,7 @@ fn a_directory_that_was_removed_is_used_again(driver: Driver) {
     assert_eq!(server.get("/b").header("X-Cache"), Some("MISS"));
     ask_until("it is stored", &server, || stored(&cache).0 == 1);
     assert_eq!(server.get("/b").header("X-Cache"), Some("HIT"));
-    // And another server is told of the lock.
+    // A second server finds the lock taken.
     let second = caching(driver, &cache, "", &backend).start();
     second.wait_logged("which manages it until it exits");
     second.stop();
@@ -942,7 +942,7 @@ fn a_fill_goes_on_over_a_reload(driver: Driver) {
     assert_eq!(client.take(2), b"ab");
     let configuration = server.directory.read("gale.conf");
     server.reload(&configuration.replace("keys_zone=one:1m", "keys_zone=one:1m inactive=1h"));
-    // Whoever comes now reads it, too.
+    // New clients read it, too.
     let mut second = server.connect();
     second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(second.head().header("X-Cache"), Some("HIT"));

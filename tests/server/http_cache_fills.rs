@@ -1,5 +1,4 @@
-//! A response that comes into a cache (a fill), while it comes: its readers, the requests that wait for it or pass it,
-//! and purges.
+//! Cache fills in progress: their readers, requests that wait for them or bypass them, and purges.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +22,7 @@ with_each_driver!(
     a_file_that_is_being_filled_is_read_without_writing_its_time_of_access,
 );
 
-/// A request as the server behind gets it, by hand.
+/// Accepts a connection of the proxy and reads its request.
 fn accept(backend: &Backend) -> (Client, Asked) {
     let mut behind = backend.accept();
     let asked = behind.request();
@@ -42,18 +41,18 @@ fn setup_by_hand(driver: Driver, backend: &Backend, more: &str) -> Setup {
     Setup::http(driver, &text.replace('B', backend.address()).replace("MORE", more))
 }
 
-/// How the cache was used, and the body.
+/// Cache status and body of a response.
 fn outcome(response: &Response) -> (&str, &str) {
     (response.header("X-Cache").unwrap_or("-"), response.text())
 }
 
-/// All files of a directory but those that are not entries.
+/// All entry files of a directory.
 fn files_in(directory: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
     files.filter(|file| !file.file_name().to_string_lossy().starts_with('.')).map(|file| file.path()).collect()
 }
 
-/// The status of a purge.
+/// Status of a purge.
 fn purge(server: &Server, path: &str) -> u16 {
     server.connect().ask(format!("GET {path} HTTP/1.1\r\nHost: a\r\nX-Purge: 1\r\n\r\n")).status
 }
@@ -86,7 +85,7 @@ fn all_read_what_is_coming_at_their_own_pace(driver: Driver) {
     behind.send(&piece);
     assert_eq!(first.head().header("Content-Length"), Some("900002"));
     assert_eq!(first.take(300_001)[0], b'<');
-    // A later client begins at the beginning, which is in the file by now or in memory.
+    // A later client begins at the beginning, which is in the file or in memory.
     let mut second = server.connect();
     second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(second.head().header("X-Cache"), Some("HIT"));
@@ -170,7 +169,7 @@ fn a_response_goes_into_the_cache_although_its_first_client_leaves_before_the_he
     let (mut behind, _) = accept(&backend);
     second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
     drop(first);
-    // The one worker has seen that when it answers what came later.
+    // The only worker has noticed that when it answers a later request.
     assert_eq!(server.get("/looked").status, 204);
     behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 4\r\n\r\nabcd");
     assert_eq!(second.response().text(), "abcd");
@@ -180,7 +179,7 @@ fn a_response_goes_into_the_cache_although_its_first_client_leaves_before_the_he
 }
 
 fn a_first_client_that_is_slow_holds_nobody_up(driver: Driver) {
-    // More than the window, for which the first one needs many hours.
+    // More than the window, which the first client would read for many hours.
     const LENGTH: usize = 3 << 20;
     let backend = Backend::tcp();
     let server = by_hand(driver, &backend, "proxy_cache_lock on; if ($http_x_slow) { set $limit_rate 10; }");
@@ -199,7 +198,7 @@ fn a_first_client_that_is_slow_holds_nobody_up(driver: Driver) {
     server.stop();
 }
 
-/// What could not be stored is remembered: `proxy_cache_lock` would have them wait, one after the other.
+/// Responses that could not be stored are remembered: otherwise `proxy_cache_lock` would serialise their requests.
 fn requests_for_what_may_not_be_stored_do_not_wait_for_each_other(driver: Driver) {
     let backend = Backend::tcp();
     let server = by_hand(driver, &backend, "proxy_cache_lock on;");
@@ -213,13 +212,13 @@ fn requests_for_what_may_not_be_stored_do_not_wait_for_each_other(driver: Driver
         assert_eq!(outcome(&client.response()), ("MISS", "a"));
     };
     answer(&mut ask());
-    // All of them come to the server before it has answered any.
+    // All requests reach the server before it answers any.
     let mut waiting: Vec<_> = (0..4).map(|_| ask()).collect();
     waiting.iter_mut().rev().for_each(answer);
     server.stop();
 }
 
-/// A second client asks for the same, and is answered before the first one. What is returned has the first answered.
+/// A second request for the same path is answered before the first one. Returns a function that answers the first one.
 fn pass_the_first(server: &Server, backend: &Backend) -> impl FnOnce() {
     let ask = || {
         let mut client = server.connect();
@@ -249,7 +248,7 @@ fn a_request_passes_one_that_takes_longer_than_the_lock_age(driver: Driver) {
     let backend = Backend::tcp();
     let server = by_hand(driver, &backend, "proxy_cache_lock on; proxy_cache_lock_age 100ms;");
     let answer_first = pass_the_first(&server, &backend);
-    // It counts: what is stored now is its answer.
+    // It counts: its answer is the stored one.
     assert_eq!(outcome(&server.get("/a")), ("HIT", "b"));
     answer_first();
     assert!(backend.is_idle());
@@ -305,7 +304,7 @@ fn a_purge_wins_over_every_request_that_was_sent_before_it(driver: Driver) {
         behind.send("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nb");
         assert_eq!(outcome(&client.response()), ("MISS", "b"), "{path}");
     };
-    // Before anything of the answer has come: alone, with what is stored passed by, and of a key that has variants.
+    // Before any of the answer has arrived: alone, bypassing a stored response, and for a key with variants.
     for (asked, path) in [("/alone", "/alone"), ("/passed?by=1", "/passed")] {
         let (mut client, mut behind) = get(asked);
         purge(&server, path);
@@ -318,7 +317,7 @@ fn a_purge_wins_over_every_request_that_was_sent_before_it(driver: Driver) {
     behind.send(cacheable.replace("Content-Length", "Vary: Accept\r\nContent-Length"));
     assert_eq!(client.response().text(), "a");
     is_not_stored("/varies");
-    // Two that do not wait for each other.
+    // Two requests that do not wait for each other.
     let (mut first, mut behind_first) = get("/both");
     let (mut second, mut behind_second) = get("/both");
     purge(&server, "/both");
@@ -341,7 +340,7 @@ fn who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream(driver: 
         let (mut fast, mut slow) = (server.connect(), server.connect());
         fast.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
         let (mut behind, _) = accept(&backend);
-        // How long it is only its end tells, so that nobody knows that there is no room for it.
+        // The length is only known at the end, so the lack of space is not known before.
         behind.send(format!("HTTP/1.1 200 OK\r\n{tag}Cache-Control: max-age=60\r\nConnection: close\r\n\r\n"));
         assert_eq!(fast.head().status, 200);
         slow.send("GET /a HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
@@ -360,7 +359,7 @@ fn who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream(driver: 
         drop(behind);
         let rest = std::thread::spawn(move || {
             let all = slow.read_to_end();
-            // Without the frames of chunks.
+            // The body without the framing of chunks.
             all.iter().filter(|&&byte| byte == b'x').count()
         });
         if tag.starts_with("ETag: \"") {

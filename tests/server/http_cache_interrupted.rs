@@ -1,4 +1,4 @@
-//! Responses whose storing is interrupted: by `kill -9` at any point, by a disk that falls behind, and by an upgrade.
+//! Interrupted fills: by `kill -9` at any point, by a slow disk, and by an upgrade.
 
 use std::path::Path;
 
@@ -15,11 +15,11 @@ with_each_driver!(
     a_new_process_serves_hits_at_once_and_keeps_the_journal_when_the_old_one_has_gone,
 );
 
-/// What is written at once, when it is all there, and what is written while it comes.
+/// A body written at once when it is complete, and one written while it arrives.
 const SMALL: usize = 3_000;
 const LARGE: usize = 400_000;
 
-/// The body of a path `/N`, which has `N` bytes: no two places that are 251 apart are the same.
+/// Body of a path `/N`, which has `N` bytes: bytes at a distance of 251 differ.
 fn body_of(path: &str) -> Vec<u8> {
     let length: usize = path.trim_start_matches('/').parse().expect("a length");
     (0..length).map(|at| (at % 251) as u8 ^ (at / 65_536) as u8).collect()
@@ -42,26 +42,26 @@ fn setup(driver: Driver, directory: &Path, backend: &str) -> Setup {
     Setup::http(driver, &text.replace("PATH", directory.to_str().unwrap()).replace("BACKEND", backend))
 }
 
-/// How the cache was used for a path whose body is right.
+/// Cache status of a response, after a check of its body.
 #[track_caller]
 fn used(response: &Response, path: &str) -> String {
     assert!(response.body == body_of(path), "{} bytes of {path}", response.body.len());
     response.header("X-Cache").unwrap_or("-").to_owned()
 }
 
-/// The names of files that are being written.
+/// Names of temporary files.
 fn being_written(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| name.len() == 43).collect()
 }
 
-/// A disk of the test's; `None` where there can be none.
+/// A disk of the test; skips and returns `None` where it cannot be mounted.
 fn disk() -> Option<Disk> {
     if has_own_mounts() { Disk::mount() } else { None }
 }
 
-/// All of its processes at once, with no time to do anything; the disk does not answer.
+/// Kills all processes at once, without time to clean up; the disk does not answer.
 fn kill_all_of(server: Server, disk: &Disk) {
     let (master, worker) = (server.pid(), server.worker());
     kill_process(master, Signal::KILL).unwrap();
@@ -97,7 +97,7 @@ fn a_process_that_is_killed_while_it_stores_leaves_nothing_that_is_served_wrongl
         client.send(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n"));
         server.look_until("the disk hangs", || disk.waiting() > 0);
         kill_all_of(server, &disk);
-        // The next process has nothing, or all of it.
+        // The next process finds nothing or the whole response.
         let mut server = setup().start();
         server.wait_logged(if point == Point::Renamed { " 1 entries" } else { " 0 entries" });
         assert_eq!(being_written(&disk.point()), [""; 0], "{length} {point:?}");
@@ -129,7 +129,7 @@ fn a_response_is_served_and_not_stored_when_its_disk_falls_behind(driver: Driver
     let mut sender = behind.sender();
     let rest = body[begun..].to_vec();
     let sending = std::thread::spawn(move || sender.send(rest));
-    // As fast as the client reads, when the disk has been waited for.
+    // As fast as the client reads, once the wait for the disk is over.
     let mut response = client.head();
     response.body = client.read_to_end();
     assert_eq!(used(&response, &path), "MISS");
@@ -146,7 +146,7 @@ fn a_response_is_served_and_not_stored_when_its_disk_falls_behind(driver: Driver
     server.end(Signal::TERM);
 }
 
-/// How many records of stored entries a journal has. They are: length (2), kind (1), what they say, sum (4).
+/// Number of records of stored entries in a journal. A record: length (2), kind (1), payload, checksum (4).
 fn journaled(directory: &Path) -> usize {
     const HEADER: usize = 28;
     const STORED: u8 = 1;
@@ -170,7 +170,7 @@ fn a_new_process_serves_hits_at_once_and_keeps_the_journal_when_the_old_one_has_
     server.wait_notified("READY=1");
     let new = server.pid_in_file();
     assert_ne!(new, old);
-    // Both answer; the new one has what the old one has stored, although it does not have the lock.
+    // Both processes answer; the new one finds the old one's entries, although it does not have the lock.
     let pid_of = |response: &Response| response.header("X-Pid").unwrap().to_owned();
     server.look_until("an answer of the new process", || {
         let mut client = server.connect();
@@ -179,7 +179,7 @@ fn a_new_process_serves_hits_at_once_and_keeps_the_journal_when_the_old_one_has_
         if pid_of(&response) == old_worker.to_string() {
             return false;
         }
-        // Without the lock it has no journal for what it purges.
+        // Without the lock it has no journal for its purges.
         assert_eq!(client.ask("GET /12 HTTP/1.1\r\nHost: a\r\nX-Purge: 1\r\n\r\n").status, 204);
         true
     });

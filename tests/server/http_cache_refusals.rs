@@ -1,5 +1,4 @@
-//! A response that a filter or a check of the body refuses is not kept in a cache: the next request asks the server
-//! again.
+//! A response that a filter or a check of the body refuses is not stored: the next request goes to the server again.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -31,7 +30,7 @@ fn start(driver: Driver, backend: &Serving, more: &str) -> Server {
 
 const SLICES: &str = "slice 10; proxy_cache_key $uri$slice_range; proxy_set_header Range $slice_range;";
 
-/// The bytes that a request asks for of so many.
+/// The range that a request asks for, of a body of `length` bytes.
 fn range_of(asked: &Asked, length: usize) -> std::ops::Range<usize> {
     let range = asked.header("Range").expect("a range").strip_prefix("bytes=").expect("of bytes");
     let (first, last) = range.split_once('-').expect("from and to");
@@ -45,7 +44,7 @@ fn part(text: &str, range: std::ops::Range<usize>, fields: &str) -> String {
     format!("HTTP/1.1 206 Partial Content\r\n{fields}{range}\r\n{body}")
 }
 
-/// All that comes of a request until the connection ends, which it does early or because the request says so.
+/// All bytes of a response until the connection ends, early or as requested.
 fn read(server: &Server, path: &str) -> Vec<u8> {
     let mut client = server.connect();
     client.send(format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"));
@@ -53,7 +52,7 @@ fn read(server: &Server, path: &str) -> Vec<u8> {
 }
 
 fn slice_that_does_not_fit_is_not_kept(driver: Driver) {
-    // The request of a path that is answered wrong, and how.
+    // Path and faulty response.
     let cases = [
         ("/range", 1, "unexpected range"),
         ("/first-short", 1, "a slice has 3 bytes, its range 10"),
@@ -101,7 +100,7 @@ fn slice_that_does_not_fit_is_not_kept(driver: Driver) {
     server.stop();
 }
 
-/// A file whose version, and with it each byte and the entity tag, is the test's to say.
+/// A file whose version the test sets; each version has other bytes and another entity tag.
 fn versions(fields: &'static str) -> (Arc<AtomicU64>, Serving) {
     let version = Arc::new(AtomicU64::new(0));
     let told = Arc::clone(&version);
@@ -124,13 +123,13 @@ fn slices_of_changed_file_are_fetched_anew(driver: Driver) {
     let ask = |range: &str| {
         server.connect().ask(format!("GET /a HTTP/1.1\r\nHost: a\r\nRange: bytes={range}\r\n\r\n")).text().to_owned()
     };
-    // The first and the last piece are of the file before it changes.
+    // The first and the last slice are of the file before its change.
     assert_eq!((&*ask("0-4"), &*ask("20-24")), ("abcde", "uvwxy"));
     version.store(1, Ordering::SeqCst);
-    // The length of the first one is sent before the second one comes.
+    // The length from the first slice is sent before the second slice arrives.
     assert!(!read(&server, "/a").ends_with(b"z"));
     server.wait_logged("etag mismatch in slice response");
-    // Now the first one is asked for, and the last one, which is still stored, a second time.
+    // Now the first slice is fetched again, and the last one, which is still stored, as well.
     assert_eq!(server.get("/a").text(), text_of(1));
     let asked = backend.asked().len();
     assert_eq!(server.get("/a").text(), text_of(1));
@@ -140,8 +139,8 @@ fn slices_of_changed_file_are_fetched_anew(driver: Driver) {
 
 fn first_slice_goes_with_the_file_that_it_was_of(driver: Driver) {
     let short = &LETTERS[..5];
-    // What the server answers once the file has changed, to a request for its later pieces and for the first one; and
-    // what the client gets then.
+    // Answers of the server after the file's change, to requests for later slices and for the first one; and the
+    // client's answer then.
     let gone = ["HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone"; 2].map(str::to_owned);
     let whole = format!("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{short}");
     let behind_end = "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */5\r\nContent-Length: 0\r\n\r\n";
@@ -150,7 +149,7 @@ fn first_slice_goes_with_the_file_that_it_was_of(driver: Driver) {
         ("/deleted", gone, (404, "gone")),
         ("/without-ranges", [whole.clone(), whole], (200, short)),
         ("/shorter", [behind_end.to_owned(), part(short, 0..5, "")], (200, short)),
-        // The first piece stays, and the second one is asked for again.
+        // The first slice stays, and the second one is requested again.
         ("/fails", fails, (200, LETTERS)),
     ];
     let is_changed = Arc::new(AtomicU64::new(0));
@@ -184,7 +183,7 @@ fn first_slice_goes_with_the_file_that_it_was_of(driver: Driver) {
 }
 
 fn slice_that_is_longer_than_its_range_is_not_sent(driver: Driver) {
-    // The second piece has more than it says: with a length, and without.
+    // The second slice is longer than announced: with a length, and without.
     let backend = Backend::tcp().serve(move |asked, client| {
         let range = range_of(asked, 26);
         let right = part(LETTERS, range.clone(), "");
