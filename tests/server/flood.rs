@@ -83,7 +83,7 @@ impl Flood {
         Flood { is_over, answers, connections, threads }
     }
 
-    /// Number of bytes and answers received by the flood.
+    /// Number of reads by the flood so far.
     fn progress(&self) -> usize {
         self.answers.load(Ordering::Relaxed)
     }

@@ -180,7 +180,7 @@ fn a_whole_list_is_replaced_at_once_or_not_at_all(driver: Driver) {
 
 fn lists_of_servers_are_made_in_a_thread(driver: Driver) {
     let server = start(driver, "server 127.0.0.1:1; server 127.0.0.1:2;");
-    // This counter alone is read without a task.
+    // Only this resource is answered without a task.
     let tasks = || {
         let pools = get(&server, "/api/9/gale/pools");
         let of_default = pools.as_array().unwrap().iter().find(|pool| pool["name"] == "default");

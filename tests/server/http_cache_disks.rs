@@ -186,8 +186,8 @@ fn wait_for_entries_in_journal(directory: &Directory, count: usize) {
 fn a_damaged_journal_loses_no_purge(driver: Driver) {
     const PURGED_TAG: u8 = 5;
     let damaged = "has lost purges: all entries older than these count as purged";
-    // Offset of the damage, log message, and outcome for entries stored before the purge and after it. (All entries
-    // have the tag.)
+    // Kind of the damaged record, log message, and outcome for entries stored before the purge and after it. (All
+    // entries have the tag.)
     for (kind, told, before, after) in [
         (STORED, "is damaged: 55 bytes are lost, but no purge", "MISS", "HIT"),
         (PURGED_TAG, damaged, "MISS", "HIT"),

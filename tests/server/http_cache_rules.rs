@@ -1,8 +1,8 @@
-//! RFC 9111 and its kin in tables, a row for each rule: the section, the situation, and what comes of it with each
-//! `proxy_cache_conformance`. What is judged by a response's own fields alone is in `cache/policy/table.rs`.
+//! RFC 9111 and related rules as tables, one row for each rule: the section, the situation, and the outcome with each
+//! `proxy_cache_conformance`. Rules on a response's own fields alone are in `cache/policy/table.rs`.
 //!
-//! With `GALE_TEST_NGINX=/usr/sbin/nginx` that program is asked the same, and its answers are compared with the column
-//! of nginx.
+//! With `GALE_TEST_NGINX=/usr/sbin/nginx` that program gets the same requests, and its answers are compared with the
+//! column of nginx.
 
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,17 +28,18 @@ with_each_driver!(
 /// In the order of the tables' columns: the RFC's rules, nginx's, and the default.
 const CONFORMANCES: [&str; 3] = ["rfc9111", "nginx", "mixed"];
 
-/// The column of nginx.
+/// Index of nginx's column.
 const OF_NGINX: usize = 1;
 
-/// A table: what a location says besides, in Gale and nginx and in Gale alone, and what goes through the rows.
+/// A table: additional directives of its location for Gale and nginx and for Gale alone, and the function that checks
+/// its rows.
 struct Table {
     both: &'static str,
     gale: &'static str,
     run: fn(&Tried, &Serving) -> Vec<Found>,
 }
 
-/// What a row says, and what has come of it.
+/// A row's name and outcome.
 struct Found {
     section: String,
     expected: String,
@@ -51,7 +52,7 @@ impl Found {
     }
 }
 
-/// What is tried: Gale with the rules of a column, or nginx itself.
+/// Subject of a test: Gale with the rules of a column, or nginx itself.
 enum Tried {
     Gale(Server, usize),
     Nginx(Nginx),
@@ -78,8 +79,8 @@ impl Tried {
         format!("{fields}|Cache-Control: max-age=60{short}")
     }
 
-    /// What was stored of these paths, with fields of [`Tried::lived`], is stale from now on, whatever the rules say of
-    /// ages.
+    /// Makes the stored responses of these paths stale, whatever the rules say about ages. They need the fields of
+    /// [`Tried::lived`].
     fn make_stale<'p>(&self, paths: impl Iterator<Item = &'p str>) {
         let mut client = self.connect();
         match self {
@@ -99,7 +100,7 @@ impl Tried {
     }
 }
 
-/// Goes through a table with each `proxy_cache_conformance`.
+/// Checks a table with each `proxy_cache_conformance`.
 fn try_each(driver: Driver, table: &Table) {
     let backend = origin();
     let mut wrong = Vec::new();
@@ -119,7 +120,7 @@ fn try_each(driver: Driver, table: &Table) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The contents of an http block.
+/// Contents of the http block.
 fn http(backend: &Serving, more: &str) -> String {
     let text = "proxy_cache_path %DIR%/cache keys_zone=one:1m; proxy_cache_key $request_uri;
         server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status always;
@@ -129,7 +130,7 @@ fn http(backend: &Serving, more: &str) -> String {
     text.replace("BEHIND", &backend.address).replace("MORE", more)
 }
 
-/// nginx itself.
+/// A running nginx.
 struct Nginx {
     directory: Directory,
     process: Child,
@@ -163,8 +164,8 @@ impl Drop for Nginx {
     }
 }
 
-/// What nginx itself does where `proxy_cache_conformance nginx` does something else on purpose, by the beginnings of
-/// sections, the first that fits: decision 0028 says why.
+/// Intended differences between nginx and `proxy_cache_conformance nginx`, by the beginnings of sections; the first
+/// match counts. Decision 0028 has the reasons.
 const DIFFERENCES: &[(&str, &str)] = &[
     ("3: a 304 that nobody has asked for", "HIT"),
     ("3.1: what Connection names", "a"),
@@ -203,8 +204,8 @@ fn nginx_itself_does_what_its_column_says() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A server that answers as the request's `X-Fields` says (fields with bars between them) and `X-Status`; with trailers
-/// if there is an `X-Trailers`. The body is `X-Number`, or how often it was asked.
+/// A server that answers with the request's `X-Fields` (separated by bars) and `X-Status`, and with trailers if there
+/// is an `X-Trailers`. The body is `X-Number`, or the number of the request.
 fn origin() -> Serving {
     let count = AtomicU64::new(0);
     Backend::tcp().serve(move |asked, client| {
@@ -228,17 +229,16 @@ fn origin() -> Serving {
     })
 }
 
-/// Asks for a path with these fields, each with its line's end.
+/// Requests a path with these fields, each ending in CR LF.
 fn ask(client: &mut Client, path: &str, fields: &str) -> Response {
     client.ask(format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n"))
 }
 
-/// A rule about using what is stored: what is stored before (fields of the request, then of the response), what is
-/// asked then (fields of the request), and how the cache is used for that with each `proxy_cache_conformance`; `504` is
-/// that status.
+/// A rule about using a stored response: the storing request (fields of request and response), the next request's
+/// fields, and the cache status of its answer with each `proxy_cache_conformance`; `504` is that status code.
 struct Row {
     section: &'static str,
-    /// Where that is asked for.
+    /// Location of the request.
     place: &'static str,
     first: &'static str,
     stored: &'static str,
@@ -250,18 +250,18 @@ const fn row(section: &'static str, stored: &'static str, asked: &'static str, e
     Row { section, place: "", first: "", stored, asked, expected }
 }
 
-/// Where what is stale may be used if the server fails.
+/// A row for the use of stale responses when the server fails.
 const fn usable(section: &'static str, stored: &'static str, expected: [&'static str; 3]) -> Row {
     Row { place: "/usable", ..row(section, stored, "X-Status: 503 Oops\r\n", expected) }
 }
 
-/// The server closes the connection without an answer.
+/// Makes the server close the connection without an answer.
 const CLOSES: &str = "X-Close: 1\r\n";
 
-/// It comes when it is twenty seconds old, and is fresh for forty.
+/// The response arrives with an age of twenty seconds and stays fresh for forty more.
 const YOUNG: &str = "Cache-Control: max-age=60|Age: 20";
 
-/// It comes when it is stale, by thirty seconds; nginx does not look at its age.
+/// The response arrives stale, by thirty seconds; nginx ignores its age.
 const OLD: &str = "Cache-Control: max-age=60|Age: 90|ETag: \"1\"";
 
 #[rustfmt::skip]
@@ -302,7 +302,7 @@ const RULES: &[Row] = &[
         ["MISS", "MISS", "MISS"]) },
     Row { first: "X-A: 1\r\n", ..row("4.1: a field that is not there", "Cache-Control: max-age=60|Vary: X-A", "",
         ["MISS", "MISS", "MISS"]) },
-    // What a key is about that has the range is in `http_cache_bounds.rs`.
+    // Keys that contain the range are tested in `http_cache_bounds.rs`.
     Row { first: "X-Status: 206 Partial Content\r\n", ..row("3.3: a part does not answer for the whole",
         "Cache-Control: max-age=60|Content-Range: bytes 0-9/20", "", ["MISS", "HIT", "MISS"]) },
     row("4.1: Vary *", "Cache-Control: max-age=60|Vary: *", "", ["MISS", "MISS", "MISS"]),
@@ -356,9 +356,8 @@ fn use_stored(tried: &Tried, _: &Serving) -> Vec<Found> {
     founds
 }
 
-/// A rule about the fields of a stored response: those with which it came, those of the 304 that confirms it later if
-/// there is one, and what a client gets of one of them out of the cache with each `proxy_cache_conformance`; `-` if it
-/// is not there.
+/// A rule about the fields of a stored response: its original fields, those of a later 304 if there is one, and the
+/// value of one field in a hit with each `proxy_cache_conformance`; `-` if the field is absent.
 struct FieldRow {
     section: &'static str,
     stored: &'static str,
@@ -432,7 +431,7 @@ fn values(response: &Response, name: &str) -> String {
     if values.is_empty() { "-".to_owned() } else { values.join(", ") }
 }
 
-/// What was purged softly is stale, whatever the rules say of ages.
+/// A softly purged response is stale, whatever the rules say about ages.
 const SOFT_PURGES: &str = "proxy_cache_purge $http_x_purge; proxy_cache_purge_soft on;";
 
 const KEEPING: Table = Table { both: "", gale: SOFT_PURGES, run: keep_fields };
@@ -466,7 +465,7 @@ fn keep_fields(tried: &Tried, _: &Serving) -> Vec<Found> {
         let response = ask(&mut client, path, "");
         founds.push(Found::new(row.section, row.expected[tried.column()], values(&response, row.field)));
     }
-    // Trailers are no fields of the head, now or later.
+    // Trailers never become fields of the head.
     for _ in 0..2 {
         let asked = "X-Fields: Cache-Control: max-age=60\r\nX-Trailers: X-New: a\r\n";
         let response = ask(&mut client, "/trailers", asked);
@@ -476,8 +475,8 @@ fn keep_fields(tried: &Tried, _: &Serving) -> Vec<Found> {
     founds
 }
 
-/// A rule about what is stored: the method of the request, the status and the fields of the response, and how the cache
-/// is used for a GET afterwards.
+/// A rule about storing: the request's method, the status and fields of the response, and the cache status of a GET
+/// afterwards.
 struct StoringRow {
     section: &'static str,
     method: &'static str,
@@ -549,11 +548,11 @@ fn store(tried: &Tried, _: &Serving) -> Vec<Found> {
     STORED.iter().enumerate().map(try_row).collect()
 }
 
-/// When something stored has changed, in the tables below.
+/// Date of a stored response in the tables below.
 const CHANGED: &str = "Last-Modified: Thu, 26 Nov 2026 03:00:00 GMT";
 
-/// A rule about how a server is asked whether what is stored has changed: the status and the fields of that, what the
-/// client asks with, and the server's `If-None-Match` and `If-Modified-Since`.
+/// A rule about validation: status and fields of the stored response, the client's fields, and the `If-None-Match` and
+/// `If-Modified-Since` that the server gets.
 struct AskingRow {
     section: &'static str,
     status: &'static str,
@@ -578,7 +577,7 @@ const ASKED: &[AskingRow] = &[
     asking("4.3.1: the client's conditions are its own", "ETag: \"1\"",
         "If-None-Match: \"2\"\r\nIf-Modified-Since: Thu, 26 Nov 2026 04:00:00 GMT\r\n", "\"1\" -"),
     asking("4.3.1: the client's conditions, and nothing to compare", "X-New: a", "If-None-Match: \"2\"\r\n", "- -"),
-    // It need not be asked about. (nginx's rule)
+    // Validation is not required. (nginx's rule)
     AskingRow { status: "404 Not Found", ..asking("4.3.1: an error", "ETag: \"1\"", "", "- -") },
 ];
 
@@ -607,9 +606,8 @@ fn ask_servers(tried: &Tried, backend: &Serving) -> Vec<Found> {
     rows.iter().map(&mut try_row).collect()
 }
 
-/// A rule about what a server answers that is asked whether something stored has changed: status and fields; how the
-/// cache was used for that, and the status; whether the cache has it afterwards, and how often the server had been
-/// asked when it came.
+/// A rule about the answer to a validation: its status and fields; the cache status and status of the client's answer;
+/// whether the cache has it afterwards, and the number of requests at the server when it was generated.
 struct TakingRow {
     section: &'static str,
     status: &'static str,
@@ -669,8 +667,8 @@ fn take_answers(tried: &Tried, _: &Serving) -> Vec<Found> {
     rows.iter().map(&mut try_row).collect()
 }
 
-/// A rule about conditions of a client on what is stored: the status and the fields of that, those of the request, and
-/// the status of the answer.
+/// A rule about a client's conditions on a stored response: status and fields of that, fields of the request, and
+/// status of the answer.
 struct ConditionRow {
     section: &'static str,
     status: &'static str,
@@ -693,12 +691,12 @@ const CONDITIONS: &[ConditionRow] = &[
     condition("4.3.2: any tag", "If-None-Match: *\r\n", [304; 3]),
     condition("4.3.2: the same date", "If-Modified-Since: Thu, 26 Nov 2026 03:00:00 GMT\r\n", [304; 3]),
     condition("4.3.2: an earlier date", "If-Modified-Since: Thu, 26 Nov 2026 02:00:00 GMT\r\n", [200; 3]),
-    // `if_modified_since exact`, which is the default; `before` answers it with 304.
+    // `if_modified_since exact`, which is the default; `before` answers with 304.
     condition("4.3.2: a later date", "If-Modified-Since: Thu, 26 Nov 2026 04:00:00 GMT\r\n", [304, 200, 200]),
     condition("4.3.2: a date that is none", "If-Modified-Since: yesterday\r\n", [200; 3]),
     condition("4.3.2: another tag counts before the date",
         "If-None-Match: \"2\"\r\nIf-Modified-Since: Thu, 26 Nov 2026 03:00:00 GMT\r\n", [200; 3]),
-    // By nginx's order, which is that of files, both have to agree.
+    // In nginx's order, which is that of static files, both conditions have to hold.
     condition("4.3.2: the same tag, and an earlier date",
         "If-None-Match: \"1\"\r\nIf-Modified-Since: Thu, 26 Nov 2026 02:00:00 GMT\r\n", [304, 200, 200]),
     condition("4.3.2: If-Match", "If-Match: \"1\"\r\n", [200; 3]),
@@ -707,7 +705,7 @@ const CONDITIONS: &[ConditionRow] = &[
         "If-Unmodified-Since: Thu, 26 Nov 2026 02:00:00 GMT\r\n", [412; 3]),
     ConditionRow { stored: "Date: Fri, 26 Nov 2100 03:00:00 GMT", ..condition("4.3.2: the date that it came with",
         "If-Modified-Since: Fri, 26 Nov 2100 03:00:00 GMT\r\n", [304, 200, 200]) },
-    // Parts are not put together (decision 0028); what is whole has them all.
+    // Ranges are not combined (decision 0028); a complete response contains them all.
     condition("3.4: a part of what is stored whole", "Range: bytes=2-3\r\n", [206; 3]),
     ConditionRow { stored: "ETag: \"1\"", ..condition("3.4: a part, though the server offers none",
         "Range: bytes=0-0\r\n", [206, 200, 200]) },
@@ -731,7 +729,7 @@ fn conditions_of_clients_are_answered_as_the_rules_say(driver: Driver) {
 
 fn answer_conditions(tried: &Tried, _: &Serving) -> Vec<Found> {
     let try_row = |(number, row): (usize, &ConditionRow)| {
-        // nginx closes it behind a 412.
+        // nginx closes the connection after a 412.
         let mut client = tried.connect();
         let path = format!("/{number}");
         let fields = format!("X-Status: {}\r\nX-Fields: {}|{FRESH}\r\n", row.status, row.stored);
@@ -743,7 +741,7 @@ fn answer_conditions(tried: &Tried, _: &Serving) -> Vec<Found> {
     CONDITIONS.iter().enumerate().map(try_row).collect()
 }
 
-/// The `Date` of a stored response is the one that it came with; by nginx's rules each response has today's.
+/// A stored response keeps its original `Date`; by nginx's rules each response has the present date.
 fn date_of_stored_response_is_kept_by_the_rfc(driver: Driver) {
     let (backend, date) = (origin(), "Fri, 26 Nov 2100 03:00:00 GMT");
     for (more, is_kept) in [
@@ -763,8 +761,8 @@ fn date_of_stored_response_is_kept_by_the_rfc(driver: Driver) {
     }
 }
 
-/// A rule about requests that are not safe: the method, status and fields of the response, for `/N/a`; what is asked
-/// for afterwards, and how the cache is used for that by the RFC's rules, by nginx's, and by default.
+/// A rule about unsafe requests: method, status and fields of the response, for `/N/a`; the path requested afterwards,
+/// and its cache status by the RFC's rules, by nginx's, and by default.
 struct UnsafeRow {
     section: &'static str,
     method: &'static str,
@@ -774,7 +772,7 @@ struct UnsafeRow {
     expected: [&'static str; 3],
 }
 
-/// It is taken away, but for nginx, which knows no such rule.
+/// The entry is invalidated, except by nginx, which has no such rule.
 const GOES: [&str; 3] = ["MISS", "HIT", "MISS"];
 
 const STAYS: [&str; 3] = ["HIT"; 3];
@@ -853,8 +851,8 @@ fn invalidate(tried: &Tried, _: &Serving) -> Vec<Found> {
     founds
 }
 
-/// The same where `proxy_pass` replaces a part of the URI: clients ask for `/O/N/a` of the host `a`, the server `S` is
-/// asked for `/I/N/a`.
+/// The same where `proxy_pass` replaces a part of the URI: clients request `/O/N/a` of the host `a`, and the server `S`
+/// gets `/I/N/a`.
 #[rustfmt::skip]
 const REPLACED: &[UnsafeRow] = &[
     after("4.4: the server's URL", ["POST", "201 Created", "Location: http://S/I/N/b"], "b", GOES),
@@ -884,7 +882,7 @@ fn uris_that_are_replaced_are_invalidated_by_either_name(driver: Driver) {
             location /4/ { proxy_pass http://B/inner$request_uri; proxy_cache_key $request_uri; } }";
         let text = text.replace('B', &backend.address).replace("RULES", rules);
         let server = Setup::http(driver, &text).start();
-        // What clients ask for, and what the server is asked for.
+        // Paths in the clients' requests and in those to the server.
         let places = [("outer-1", "inner-1"), ("outer-2", "inner-2"), ("3", "inner/3"), ("4", "inner/4")];
         for ((outer, inner), (row, number)) in
             places.into_iter().flat_map(|place| REPLACED.iter().zip(1..).map(move |row| (place, row)))
@@ -909,9 +907,9 @@ fn uris_that_are_replaced_are_invalidated_by_either_name(driver: Driver) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A rule about a response to HEAD that comes from the server although a response to GET is stored: the fields of that,
-/// the status and fields of the one to HEAD; whether a GET afterwards finds it in the cache, and what its `X-New` is
-/// (`-` if it is not there), by the RFC's rules, by nginx's, and by default.
+/// A rule about a response to HEAD from the server although a response to GET is stored: the fields of the latter,
+/// status and fields of the former; whether a GET afterwards is a hit, and its `X-New` (`-` if absent), by the RFC's
+/// rules, by nginx's, and by default.
 struct HeadRow {
     section: &'static str,
     stored: &'static str,
@@ -924,10 +922,10 @@ const fn head(section: &'static str, stored: &'static str, told: &'static str, e
     HeadRow { section, stored, status: "200 OK", told, expected }
 }
 
-/// What is stored has the fields of the response to HEAD; nginx stores that, which is no answer to a GET.
+/// The stored response has the fields of the response to HEAD; nginx stores the latter, which cannot answer a GET.
 const UPDATED: [&str; 3] = ["HIT b", "asked -", "HIT b"];
 
-/// The server is asked again.
+/// The next GET goes to the server.
 const STALE: [&str; 3] = ["asked -"; 3];
 
 #[rustfmt::skip]
@@ -952,7 +950,7 @@ const HEADS: &[HeadRow] = &[
         ["HIT a"; 3]) },
 ];
 
-/// Whether a response came out of the cache, or the server was asked.
+/// `HIT` for a response out of the cache, `asked` for one from the server.
 fn used(response: &Response) -> &'static str {
     if values(response, "X-Cache") == "HIT" { "HIT" } else { "asked" }
 }
@@ -989,13 +987,13 @@ fn take_heads(tried: &Tried, _: &Serving) -> Vec<Found> {
         let found = format!("{} {}", used(&response), values(&response, "X-New"));
         founds.push(Found::new(row.section, row.expected[column], found));
     }
-    // One that is stale is fresh again; a HEAD that comes out of the cache changes nothing.
+    // A stale response is fresh again; a HEAD that is a hit changes nothing.
     ask(&mut client, "/old", &format!("X-Fields: {OLD}|X-New: a\r\n"));
     head(&mut client, "/old", "X-Fields: ETag: \"1\"|X-New: b|Cache-Control: max-age=60\r\n");
     let response = get("/old", "");
     let found = format!("{} {}", values(&response, "X-Cache"), values(&response, "X-New"));
     founds.push(Found::new("4.3.5, one that is stale", ["HIT b", "HIT a", "HIT b"][column], found));
-    // Only the variant that the HEAD is about.
+    // Only the variant that the HEAD selects.
     for value in ["1", "2"] {
         let stored = "X-Fields: Cache-Control: max-age=60|Vary: X-A|ETag: \"1\"";
         ask(&mut client, "/vary", &format!("{stored}\r\nX-A: {value}\r\n"));

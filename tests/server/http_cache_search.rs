@@ -1,4 +1,4 @@
-//! `No-Vary-Search`: requests whose queries differ in what does not matter find the same.
+//! `No-Vary-Search`: requests whose queries only differ in ignored parameters share an entry.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ fn caching(driver: Driver, directory: &str, behind: &str, more: &str) -> Server 
     Setup::http(driver, &text).start()
 }
 
-/// A server that answers with the field that the request's `X-Rules` says, and with 206 where its `X-Part` says so; the
+/// A server that answers with the `No-Vary-Search` in the request's `X-Rules`, and with 206 if it has `X-Part`; the
 /// body is the number of the request.
 fn origin() -> Serving {
     let count = AtomicU64::new(0);
@@ -50,7 +50,7 @@ fn send(server: &Server, method: &str, target: &str, fields: &str) -> Response {
     server.connect().ask(format!("{method} {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n"))
 }
 
-/// How the cache was used, and the body; a server that is asked answers with these rules.
+/// Cache status and body; a response of the server has these rules.
 #[track_caller]
 fn get(server: &Server, target: &str, rules: &str) -> String {
     let fields = if rules.is_empty() { String::new() } else { format!("X-Rules: {rules}\r\n") };
@@ -78,7 +78,7 @@ fn queries_that_do_not_matter_find_the_same(driver: Driver) {
     assert_eq!(get(&server, "/a", UTM), "MISS 3");
     assert_eq!(get(&server, "/a?utm=7", ""), "HIT 3");
     assert_eq!(get(&server, "/b?utm=7", UTM), "MISS 4");
-    // The order matters until it is said that it does not.
+    // The order matters unless `key-order` is given.
     assert_eq!(get(&server, "/c?x=1&y=2", "key-order"), "MISS 5");
     assert_eq!(get(&server, "/c?y=2&x=1", ""), "HIT 5");
     assert_eq!(get(&server, "/d?id=1&any=2", "params, except=(\"id\")"), "MISS 6");
@@ -105,7 +105,7 @@ fn the_field_is_followed_only_where_that_is_said_and_it_is_valid(driver: Driver)
         is_found_by_its_own_query(&server, &format!("/wrong{number}"), rules);
     }
     server.stop();
-    // A key that has no query has nothing to leave out.
+    // Rules have no effect on a key without a query.
     let server =
         caching(driver, "%DIR%/cache", &backend.address, "proxy_cache_key $uri; proxy_cache_no_vary_search on;");
     count += 1;
@@ -130,7 +130,6 @@ fn the_latest_rules_are_the_only_ones(driver: Driver) {
     server.stop();
 }
 
-/// How many files are below a directory, but for the journal and the lock.
 fn the_rules_of_a_part_that_is_not_stored_do_not_count(driver: Driver) {
     let backend = origin();
     let server = caching(driver, "%DIR%/cache", &backend.address, KEY);
@@ -157,7 +156,7 @@ fn rules_and_entries_are_there_after_a_restart(driver: Driver) {
     directory.wait_until("the response and its mark are stored", |_| entries_in(directory.path()) == 2);
     server.stop();
     let server = serve();
-    // The journal may not have had them yet when the server stopped: the loader has, then.
+    // If the journal lacked them when the server stopped, the loader has found them.
     server.wait_logged("1 entries");
     assert_eq!(get(&server, "/a?utm=2&id=1", ""), "HIT 1");
     assert_eq!(purge(&server, "/a?utm=3&id=1"), 204);
@@ -170,7 +169,7 @@ fn rules_and_entries_are_there_after_a_restart(driver: Driver) {
 fn purges_reach_what_stands_for_other_queries(driver: Driver) {
     let backend = origin();
     let server = caching(driver, "%DIR%/cache", &backend.address, KEY);
-    // As long as there may be unknown files, nothing is known not to be there.
+    // While there may be unknown files, no entry counts as absent.
     server.wait_logged("0 entries");
     assert_eq!(get(&server, "/a?utm=1&id=1", UTM), "MISS 1");
     assert_eq!(get(&server, "/a?utm=1&id=2", UTM), "MISS 2");
@@ -178,7 +177,7 @@ fn purges_reach_what_stands_for_other_queries(driver: Driver) {
     assert_eq!(get(&server, "/a?utm=1&id=1", UTM), "MISS 3");
     assert_eq!(get(&server, "/a?utm=3&id=2", ""), "HIT 2");
     assert_eq!(purge(&server, "/a?id=3"), 404);
-    // A prefix that goes into the query takes what stands for any.
+    // A prefix that extends into the query matches all queries of an entry.
     assert_eq!(purge(&server, "/a?ut*"), 204);
     assert_eq!(get(&server, "/a?utm=3&id=2", UTM), "MISS 4");
     assert_eq!(get(&server, "/a?utm=3&id=1", UTM), "MISS 5");
@@ -201,7 +200,7 @@ fn a_purge_wins_over_what_comes_with_rules_later(driver: Driver) {
              Content-Length: 1\r\n\r\n{body}"
         )
     };
-    // Nobody knows yet that it will stand for the query that is purged.
+    // The fill does not know yet that it will answer the purged query.
     let (mut client, mut behind) = ask("/a?utm=1&id=1");
     purge(&server, "/a?utm=2&id=1");
     behind.send(answer("a"));

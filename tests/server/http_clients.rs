@@ -1,5 +1,5 @@
-//! What a configuration finds out of who asks, over real sockets: the referring page, links that only we make, cookies
-//! that tell clients apart, the age of browsers.
+//! Properties of clients over real sockets: the referring page, signed links, cookies that identify clients, and the
+//! age of browsers.
 
 use crate::support::{Driver, Response, Server, Setup, with_each_driver};
 
@@ -22,7 +22,7 @@ fn get_with(server: &Server, path: &str, field: &str) -> Response {
     server.connect().ask(format!("GET {path} HTTP/1.1\r\nHost: www.example.com\r\n{field}\r\n\r\n"))
 }
 
-/// Whether the location takes a request with this field as one from a valid referer.
+/// Asserts which values of `Referer` the location accepts as valid.
 #[track_caller]
 fn assert_referers(server: &Server, path: &str, cases: &[(&str, bool)]) {
     for (field, is_valid) in cases {
@@ -117,7 +117,7 @@ fn a_signed_link_opens_the_file_until_it_expires(driver: Driver) {
     };
     let late = format!("md5={LATE}&expires=4000000000");
     assert_eq!(ask(&late), (200, "precious".to_owned()), "{}", server.log());
-    // The page for the error still knows what was found.
+    // The error page still has the variables.
     assert_eq!(ask(&format!("md5={EARLY}&expires=1000000000")), (410, "<0> <1000000000>".to_owned()));
     assert_eq!(ask(&format!("md5={LATE}&expires=4000000001")).0, 403);
     assert_eq!(ask(&format!("md5={EARLY}&expires=4000000000")).0, 403);
@@ -151,7 +151,7 @@ fn a_link_with_a_secret_word_is_the_path_behind_it(driver: Driver) {
     server.stop();
 }
 
-/// The cookie of a response, and the identifier that it was given.
+/// Cookie of a response, and the identifier in it.
 #[track_caller]
 fn cookie(response: &Response) -> String {
     let field = response.header("Set-Cookie").unwrap_or_else(|| panic!("no cookie: {response:?}"));
@@ -233,7 +233,7 @@ fn cookies_that_are_none_are_logged(driver: Driver) {
         assert!(response.header("Set-Cookie").is_some() && response.header("X-Got").is_none());
         server.wait_logged(&format!("client sent {what} userid cookie \"a=b; uid={value}\""));
     }
-    // Nobody was ever given this one.
+    // An identifier that was never issued.
     let zero = get_with(&server, "/", &format!("Cookie: uid={}", "A".repeat(24)));
     assert!(zero.header("Set-Cookie").is_some() && zero.header("X-Got").is_none());
     server.stop();

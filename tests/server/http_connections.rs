@@ -1,4 +1,4 @@
-//! Connections as a whole: how long they are kept, how they end, and that no client can harm another one.
+//! Life of connections: their time limits, their ends, and isolation of clients from each other.
 
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -35,7 +35,7 @@ with_each_driver!(
 
 const HELLO: &str = "location / { return 200 hello; }";
 
-/// One worker, so that what one connection does could be felt by all others.
+/// One worker, so that each connection could disturb all others.
 fn one_worker(driver: Driver, connections_max: usize, text: &str) -> Setup {
     let configuration =
         support::http_configuration(driver, &format!("server {{ listen %UNIX%; listen %TCP%; {text} }}"))
@@ -95,7 +95,7 @@ fn a_connection_carries_as_many_requests_as_it_may(driver: Driver) {
     }
     client.assert_closed();
     server.stop();
-    // Also where the request comes to no location.
+    // Also for requests without a location.
     let server = Server::start(driver, "keepalive_requests 2; return 200 hello;");
     let mut client = server.connect();
     client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n".repeat(3));
@@ -110,7 +110,7 @@ fn a_connection_gets_old(driver: Driver) {
     let server = Server::start(driver, "keepalive_time 1ms; location / { return 200 hello; }");
     let mut client = server.connect();
     let start = Instant::now();
-    // As long as it takes for the connection to be older than that.
+    // Until the connection is older than that.
     while client.get("/").header("Connection") == Some("keep-alive") {
         assert!(start.elapsed() < support::DEADLINE);
     }
@@ -145,7 +145,7 @@ fn a_client_that_sends_on_gets_its_answer_first(driver: Driver) {
             let piece = [0; 65536];
             while sender.try_send(piece).is_ok() {}
         });
-        // Not lost to a reset, however much is on its way.
+        // The answer is not lost to a reset, however much data is on its way.
         assert_eq!(client.response().status, 413);
         client.assert_closed();
         client.finish_sending();
@@ -171,7 +171,7 @@ fn lingering_ends(driver: Driver) {
     ask("/", "Content-Length: 9\r\n").wait_hung_up();
     ask("/off", "Content-Length: 9\r\n").wait_hung_up();
     ask("/always", "").wait_hung_up();
-    // One that never stops is left in the end.
+    // A client that never stops sending is closed in the end.
     let mut client = ask("/long", "Content-Length: 9\r\n");
     while client.try_send([0; 1024]).is_ok() {}
     server.stop();
@@ -184,7 +184,7 @@ fn a_client_that_reads_nothing_is_dropped(driver: Driver) {
     for path in ["/big", "/on/big"] {
         for mut client in [server.connect(), server.connect_tcp(1)] {
             client.send(format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n"));
-            // Not a byte is read before the server has given up.
+            // Nothing is read before the server has given up.
             server.directory.wait_line("access.log", &format!("\"GET {path} HTTP/1.1\" 200"));
             assert!(client.read_to_end().len() < 32 << 20);
             fs_truncate(&server, "access.log");
@@ -193,7 +193,7 @@ fn a_client_that_reads_nothing_is_dropped(driver: Driver) {
     server.stop();
 }
 
-/// Empties a log, which is only ever appended to.
+/// Truncates a log, which is open for appending.
 fn fs_truncate(server: &Server, name: &str) {
     let file = std::fs::File::options().write(true).open(server.directory.path().join(name));
     file.and_then(|file| file.set_len(0)).expect("emptied");
@@ -233,7 +233,7 @@ fn a_panic_ends_its_connection_alone(driver: Driver) {
     let worker = server.worker();
     let mut other = server.connect();
     assert_hello(&mut other);
-    // More often than there are connections: their places are given back.
+    // More often than there are connections: their slots are freed.
     for number in 1..=20 {
         for path in ["/panic", "/later"] {
             let mut client = server.connect();
@@ -287,10 +287,10 @@ fn idle_connections_make_room_for_new_ones(driver: Driver) {
     let mut kept: Vec<Client> = (0..40).map(|_| server.connect()).collect();
     kept.iter_mut().for_each(assert_hello);
     let mut newcomer = server.connect();
-    // The second answer belongs to a later turn of the loop: the end of those that made room has been told by then.
+    // The second answer belongs to a later turn of the loop: evicted connections are closed by then.
     (0..2).for_each(|_| assert_hello(&mut newcomer));
     server.wait_logged("40 worker_connections are not enough");
-    // An eighth of them is gone, those that were idle longest, as a client has to expect of any idle connection.
+    // An eighth of the connections is closed, those that were idle longest.
     let closed: Vec<usize> = (0..40).filter(|&number| kept[number].is_closed()).collect();
     assert_eq!(closed, [0, 1, 2, 3, 4]);
     kept[5..].iter_mut().for_each(assert_hello);
@@ -306,7 +306,7 @@ fn a_full_worker_takes_as_many_new_ones_as_it_has_idle_ones(driver: Driver) {
     let server = one_worker(driver, COUNT, HELLO).start();
     let mut busy: Vec<Client> = (0..COUNT / 3).map(|_| server.connect()).collect();
     for client in &mut busy {
-        // Once the first is answered, the half of the second has been read, too: it is never idle.
+        // Once the first request is answered, half of the second was read too: the connection is never idle.
         assert_eq!(client.ask(format!("{HALF}\r\n{HALF}")).text(), "hello");
     }
     let mut kept: Vec<Client> = (busy.len()..COUNT).map(|_| server.connect()).collect();
@@ -318,7 +318,7 @@ fn a_full_worker_takes_as_many_new_ones_as_it_has_idle_ones(driver: Driver) {
         newcomers.push(client);
     }
     kept.iter_mut().for_each(|client| client.assert_closed());
-    // Now nobody is idle.
+    // Now no connection is idle.
     let mut waiting = server.connect();
     waiting.send(format!("{HALF}\r\n"));
     for client in busy.iter_mut().chain(&mut newcomers) {
@@ -341,7 +341,7 @@ fn what_is_idle_at_one_address_makes_room_at_the_other(driver: Driver) {
             client
         })
         .collect();
-    // Either socket may have one above the limit.
+    // Each socket may accept one above the limit.
     let start = Instant::now();
     while kept.iter().filter(|client| !client.is_closed()).count() > 2 {
         assert!(start.elapsed() < support::DEADLINE, "{server}");
@@ -350,7 +350,7 @@ fn what_is_idle_at_one_address_makes_room_at_the_other(driver: Driver) {
     server.stop();
 }
 
-/// A request without its end.
+/// An incomplete request head.
 const HALF: &str = "GET / HTTP/1.1\r\nHost: localhost\r\n";
 
 fn busy_connections_make_new_ones_wait(driver: Driver) {
@@ -364,7 +364,7 @@ fn busy_connections_make_new_ones_wait(driver: Driver) {
     let mut waiting: Vec<Client> = (0..10).map(|_| server.connect()).collect();
     waiting.iter_mut().for_each(|client| client.send("GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
     server.wait_logged("10 worker_connections are not enough");
-    // As one ends, another one gets its turn.
+    // Each end of a connection admits another one.
     let mut first = busy.pop().expect("ten");
     first.send("lo");
     assert_eq!((first.chunk().as_deref(), first.chunk()), (Some(&b"lo"[..]), None));
@@ -385,13 +385,13 @@ fn a_thousand_idle_connections_do_no_harm(driver: Driver) {
     }
     let server = one_worker(driver, 2 * COUNT, HELLO).start();
     let mut idle: Vec<Client> = (0..COUNT).map(|_| server.connect()).collect();
-    // Half of them were answered once, half have said nothing yet.
+    // Half of the connections have had one answer, the others have sent nothing yet.
     idle[..COUNT / 2].iter_mut().for_each(assert_hello);
     let time = support::cpu_time(server.worker());
     let mut other = server.connect();
     (0..10).for_each(|_| assert_hello(&mut other));
     assert!((support::cpu_time(server.worker()) - time).as_millis() < 1000, "idle connections cost nothing");
-    // All of them are open. (How many descriptors there were before cannot be said: some are closed just after the
+    // All connections are open. (The number of descriptors before is not known: some are closed shortly after the
     // start.)
     assert!(support::descriptors_of(server.worker()) > COUNT);
     idle.iter_mut().for_each(assert_hello);
@@ -406,7 +406,7 @@ fn descriptors_that_run_out_come_back(driver: Driver) {
     let mut clients: Vec<Client> = (0..60).map(|_| server.connect()).collect();
     let message = server.wait_logged("accept4() failed (24: Too many open files)");
     assert!(message.contains("[crit]"), "{message}");
-    // Those that were accepted are served; the others are when there are descriptors again.
+    // Accepted connections are served; the others are when descriptors are free again.
     assert_hello(&mut clients[0]);
     let mut last = clients.pop().expect("sixty");
     drop(clients);
@@ -434,9 +434,9 @@ fn a_request_that_finds_no_descriptor_for_its_server_fails_alone(driver: Driver)
     server.wait_logged("socket() failed (24: Too many open files) while connecting to upstream");
     assert_hello(&mut clients[1]);
     clients.truncate(10);
-    // Those that waited to be accepted have left.
+    // The clients that waited to be accepted have left.
     assert_hello(&mut server.connect());
-    // The fault was the worker's: neither server counts as failed, for an hour as it would.
+    // The shortage was the worker's: neither upstream server counts as failed, which would last an hour.
     (0..4).for_each(|_| assert_eq!(clients[1].get("/behind").text(), "behind"));
     backends.iter().for_each(|backend| assert_eq!(backend.connection_count(), 2));
     server.stop();
@@ -448,7 +448,7 @@ fn a_client_with_a_path_as_long_as_an_address_is_as_good_as_any(driver: Driver) 
     let scratch = server.directory.path().join("x");
     let padding = PATH_BYTES_MAX - scratch.as_os_str().len();
     let path = format!("{}{}", scratch.display(), "x".repeat(padding));
-    // As many as there are workers, and more.
+    // At least as many as there are workers.
     for _ in 0..4 {
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a socket");
@@ -465,7 +465,7 @@ fn a_server_that_stops_does_not_wait_for_those_who_say_nothing(driver: Driver) {
     let mut server = one_worker(driver, 1000, HELLO).start();
     let mut clients: Vec<Client> = (0..10).map(|_| server.connect()).collect();
     clients.iter_mut().for_each(assert_hello);
-    // Some of these are accepted before the worker hears of the end, some are found in the queue then.
+    // Some of these are accepted before the worker gets the signal, the others are in the queue then.
     clients.extend((0..100).map(|_| server.connect()));
     server.end(Signal::QUIT);
     clients.iter_mut().for_each(Client::assert_closed);

@@ -1,5 +1,5 @@
-//! Answers that modules make themselves: lists of directories, a file chosen at random, a picture of one pixel, the
-//! numbers of connections and requests.
+//! Content that modules generate: directory listings, a random file, a picture of one pixel, and counters of
+//! connections and requests.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ with_each_driver!(
     a_reason_phrase_survives_until_the_status_is_replaced,
 );
 
-/// A directory with a file, a link to it, a directory, a link that leads nowhere, and names that need escaping.
+/// Makes a directory with a file, a link to it, a directory, a dangling link, and names that need escaping.
 fn fill(directory: &Path) {
     fs::create_dir_all(directory.join("sub<&>dir")).unwrap();
     for (name, length) in [("file", 3), ("b \"quoted\"", 20_000), ("a?b%", 0), (".hidden", 1), ("tab\tname", 1)] {
@@ -37,7 +37,7 @@ fn fill(directory: &Path) {
     symlink("nowhere", directory.join("zz")).unwrap();
 }
 
-/// What stands in a list behind the names of the files whose time is known.
+/// Date in a listing after the names of files with a known time.
 const FILE_TIME: &str = "09-Sep-2001 01:46";
 
 fn a_directory_is_listed_as_nginx_lists_it(driver: Driver) {
@@ -157,7 +157,7 @@ fn a_random_file_answers_and_every_file_has_its_turn(driver: Driver) {
     let server = files.iter().fold(setup, |setup, name| setup.file(&format!("files/{name}"), name)).start();
     let mut client = server.connect();
     let mut seen = BTreeSet::new();
-    // Of three files one is still missing after 200 requests once in 10^35 runs.
+    // The probability that one of three files is missing after 200 requests is 10^-35.
     for _ in 0..200 {
         seen.insert(client.get("/").text().to_owned());
         if seen.len() == files.len() {
@@ -190,7 +190,7 @@ fn the_picture_is_a_gif_of_one_pixel(driver: Driver) {
     server.stop();
 }
 
-/// The numbers of a `stub_status` answer, in the order of the text.
+/// Numbers of a `stub_status` answer, in the order of the text.
 fn numbers(response: &Response) -> Vec<u64> {
     response.text().split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
@@ -219,7 +219,7 @@ fn connections_that_read_write_and_wait_are_told_apart(driver: Driver) {
     let mut reading = server.connect();
     reading.send("GET / HTTP/1.1\r\nHost: ");
     let mut client = server.connect();
-    // When the one that reads has been noticed is the kernel's choice.
+    // The kernel decides when the worker notices the connection that is being read.
     let status = loop {
         let status = client.get("/status");
         if numbers(&status)[4] == 1 {
@@ -235,7 +235,7 @@ fn connections_that_read_write_and_wait_are_told_apart(driver: Driver) {
     assert_eq!(client.get("/").text(), "3 1 1 1");
     reading.send("h\r\n\r\n");
     assert_eq!(reading.response().text(), "3 0 1 2");
-    // A head that never becomes whole does not count for ever.
+    // An incomplete head does not count for ever.
     reading.send("GET / HTTP/1.1\r\n");
     while numbers(&client.get("/status"))[4] != 1 {}
     drop(reading);
@@ -288,9 +288,9 @@ fn a_reason_phrase_survives_until_the_status_is_replaced(driver: Driver) {
         ("/", 404, "Gone Fishing"),
         ("/empty", 200, ""),
         ("/unknown", 299, "Quite Fine"),
-        // It cannot end its line.
+        // The value cannot end its line.
         ("/ends", 200, "one  X-B: 2"),
-        // A page of our own takes its place.
+        // An error page of the server replaces it.
         ("/?intercept", 404, "Not Found"),
         ("/replaced", 202, "Accepted"),
         ("/page", 404, "Not Found"),

@@ -1,5 +1,5 @@
-//! What the core of http is told by directives that have no other place: symbolic links, browsers of the past, errors
-//! that lead to errors, variables of the connection; and that no path leads out of its root.
+//! Core directives of http without a file of their own: symbolic links, old browsers, errors during error handling,
+//! variables of the connection; and paths that try to leave the root.
 
 use std::os::unix::fs::{MetadataExt, symlink};
 
@@ -28,7 +28,7 @@ fn ask(client: &mut Client, target: &str) -> Response {
     client.ask(format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n"))
 }
 
-/// Ways to write `../secret` that some reader or other might take for it.
+/// Spellings of `../secret` that some parser might decode to it.
 const WAYS_OUT: &[&str] = &[
     "../secret",
     "..%2fsecret",
@@ -43,7 +43,7 @@ const WAYS_OUT: &[&str] = &[
     "././%2e%2e//secret",
     "//../secret",
     "a//../..//../secret",
-    // Encoded twice, in overlong UTF-8, in UTF-16, with backslashes, with parameters: names like any other.
+    // Encoded twice, in overlong UTF-8, in UTF-16, with backslashes, with parameters: ordinary names.
     "%252e%252e/secret",
     "..%252fsecret",
     "%c0%ae%c0%ae/secret",
@@ -114,14 +114,14 @@ fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
     let mut client = server.connect();
     assert_eq!((ask(&mut client, "/files/x").text(), ask(&mut client, "/bare/x").text()), ("x", "x"));
     assert_eq!(ask(&mut client, "/exact").text(), "x");
-    // A prefix with its slash never matches without it, so nothing is glued to the directory's name.
+    // A prefix with a slash does not match without it, so nothing is appended to the directory's name.
     for target in ["/files../secret", "/files..%2fgale.conf", "/files-beside/x", "/filesx"] {
         assert_eq!(ask(&mut client, target).status, 404, "{target}");
     }
-    // One without it is glued as it is written: nginx's way, and its documentation's.
+    // The rest of the path is appended to a prefix without a slash, as nginx does and documents.
     assert_eq!(ask(&mut client, "/bare-beside/x").text(), "beside");
     assert_eq!(ask(&mut client, "/bare../gale.conf").status, 404);
-    // But what follows the prefix never leads out of the directory.
+    // But the rest of the path never leads out of the directory.
     for beginning in ["/slash", "/tried", "/index", "/rewritten"] {
         assert_eq!(ask(&mut client, &format!("{beginning}x")).text(), "x", "{beginning}");
         for end in ["../gale.conf", "../", "..", "..%2fgale.conf", "../root/x"] {
@@ -129,11 +129,11 @@ fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
             assert_eq!(ask(&mut client, &target).status, 404, "{target}");
         }
     }
-    // Nor does it tell what is there.
+    // Nor does an answer reveal that a file exists.
     for target in ["/told../gale.conf", "/told../nothing"] {
         assert_eq!(ask(&mut client, target).text(), "x", "{target}");
     }
-    // A name that the configuration itself gives leads nowhere, either, and is not what is found.
+    // Nor does a name in the configuration lead out of the directory.
     assert_eq!(ask(&mut client, "/meant").text(), "x");
     for name in ["/meant/../x", "../x"] {
         server.wait_logged(&format!(
@@ -231,7 +231,7 @@ fn names_with_a_null_byte_are_no_names(driver: Driver) {
     server.stop();
 }
 
-/// `real/file`, a link to it, a link to the directory, and one that leads in a circle.
+/// Adds `real/file`, a link to it, a link to the directory, and a circular link.
 fn with_links(setup: Setup) -> Server {
     let server = setup.file("root/real/file", "contents").file("root/real/index.html", "index").start();
     let root = server.directory.path().join("root");
@@ -242,7 +242,7 @@ fn with_links(setup: Setup) -> Server {
 }
 
 fn symbolic_links_may_be_refused(driver: Driver) {
-    // Where the directory of the test is reached by a link itself, it does not count.
+    // A link in the path to the test's directory itself does not count.
     let server = with_links(Setup::server(
         driver,
         "root %DIR%/root; disable_symlinks on from=%DIR%;
@@ -444,7 +444,7 @@ fn the_rate_may_be_set(driver: Driver) {
         "limit_rate 1; location /set { set $limit_rate 8k; return 200 $limit_rate; }
          location /wrong { set $limit_rate fast; limit_rate 0; return 200 $limit_rate; }",
     );
-    // At a byte a second it would take four, which is no failure but shows.
+    // A limit of one byte a second would take four seconds, which would show without a failure.
     assert_eq!((server.get("/set").text(), server.get("/wrong").text()), ("8192", "0"));
     server.wait_logged("invalid $limit_rate \"fast\"");
     server.stop();
@@ -464,7 +464,7 @@ fn variables_tell_of_the_connection_and_the_real_root(driver: Driver) {
     let link = server.directory.path().join("current");
     let mut client = server.connect_tcp(1);
     for name in ["one", "two"] {
-        // A new release takes the place of the old one at once.
+        // A new release replaces the old one atomically.
         symlink(name, server.directory.path().join("next")).expect("a free name");
         std::fs::rename(server.directory.path().join("next"), &link).expect("to the same directory");
         let expected = directory.join(name);

@@ -1,5 +1,4 @@
-//! `dashboard`: the page, what it consists of and what it asks for; and the page itself in a browser, where one is
-//! installed.
+//! `dashboard`: the page, its parts and its requests; and the page in a browser, where one is installed.
 
 use std::time::{Duration, Instant};
 
@@ -23,13 +22,13 @@ with_each_driver!(
     the_page_is_readable_in_the_dark_on_a_phone_and_by_a_screen_reader,
 );
 
-/// Only ends a test that hangs.
+/// Ends a test that hangs.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' \
                       data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// What the page consists of, behind the location's name.
+/// Parts of the page, with their paths below the location.
 const PARTS: [(&str, &str); 8] = [
     ("", "text/html; charset=utf-8"),
     ("main.js", "text/javascript; charset=utf-8"),
@@ -65,8 +64,8 @@ fn the_page_and_its_parts_are_served_with_a_strict_policy(driver: Driver) {
         assert_eq!(response.header("Referrer-Policy"), Some("no-referrer"));
         assert_eq!(response.header("Cache-Control"), Some("no-cache"));
         let text = response.text();
-        // Nothing from elsewhere, and nothing that the policy forbids or that makes markup of text. The SVG's name
-        // space is one.
+        // No part is loaded from other sites, violates the policy or turns text into markup. The namespace of SVG is an
+        // exception.
         let text = text.replace("http://www.w3.org/2000/svg", "");
         for word in ["http:", "https:", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", " style="] {
             assert!(!text.contains(word), "{name} has {word}");
@@ -131,7 +130,7 @@ fn figures_are_those_of_the_api(driver: Driver) {
         }
         assert!(Instant::now() < end, "{figures:#}");
     };
-    // Each as at its own path, whichever numbers have changed since.
+    // The same structure as at its own path; numbers may have changed since.
     let kinds = |value: &Value| value.as_object().map(|fields| fields.keys().cloned().collect::<Vec<_>>());
     let all = figures.as_object().expect("an object");
     for (path, told) in all.iter().filter(|(path, _)| *path != "write") {
@@ -159,7 +158,7 @@ fn servers_are_changed_only_where_that_is_allowed(driver: Driver) {
     server.stop();
 }
 
-/// A browser sends a POST anywhere, with what it knows of its user; but it says from where.
+/// A browser sends POST requests of any site with the user's credentials, but it names the site.
 fn a_page_of_another_site_changes_nothing(driver: Driver) {
     let text = format!("upstream app {{ zone app 64k; server 127.0.0.1:1; }} {SITE}");
     let server = Setup::http(driver, &text).start();
@@ -178,7 +177,7 @@ fn a_page_of_another_site_changes_nothing(driver: Driver) {
         let refused = post(&format!("{fields}Content-Type: text/plain\r\n"));
         assert_eq!((refused.status, &json_of(&refused)["error"]["code"]), (403, &json!("CrossSite")), "{fields}");
     }
-    // Reading tells another site's page nothing, because its browser does not.
+    // Reading is permitted, because the browser hides the answer from another site's page.
     assert_eq!(ask(&server, "GET", path, "Sec-Fetch-Site: cross-site\r\n", "").status, 200);
     for fields in ["", "Origin: http://h\r\n", "Sec-Fetch-Site: same-origin\r\nOrigin: http://proxy\r\n"] {
         assert_eq!(post(fields).status, 201, "{fields}");
@@ -199,7 +198,7 @@ fn a_group_whose_name_has_a_slash_can_be_changed(driver: Driver) {
     let state = |group: &str| figures["http/upstreams"][group]["peers"][0]["state"].clone();
     assert_eq!((state("a/b"), state("a")), (json!("draining"), json!("up")));
     assert_eq!(json_of(&server.get("/changing/api/9/http/upstreams/a%2Fb?fields=zone")), json!({ "zone": "a/b" }));
-    // Where the new one is, is told as it can be asked for.
+    // `Location` names the new server by a path that can be requested.
     let added = ask(&server, "POST", &format!("{servers}/?x"), "", "{\"server\":\"127.0.0.1:3\"}");
     let place = added.header("Location").expect("a place").to_owned();
     assert!(added.status == 201 && place.ends_with(&format!("{servers}/1")), "{added:?}");
@@ -221,12 +220,12 @@ fn access_rules_hold_for_all_of_it(driver: Driver) {
     server.stop();
 }
 
-/// A backend that answers everything.
+/// A backend that answers every request.
 fn answering() -> Serving {
     Backend::tcp().serve(|_, client| client.try_send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").is_ok())
 }
 
-/// What would be an element, and would say so on the console, if it became markup.
+/// Text that would become an element and write to the console if it were parsed as markup.
 const HOSTILE: &str = "<img src=x onerror=console.error(86420)>\\\"'&lt;b id=hostile>";
 
 fn a_browser_shows_the_traffic_and_names_as_text(driver: Driver) {
@@ -246,10 +245,10 @@ fn a_browser_shows_the_traffic_and_names_as_text(driver: Driver) {
     (0..7).for_each(|_| assert_eq!(client.get("/").status, 200));
     let url = format!("http://{}/dashboard/", server.directory.address(1));
     let end = Instant::now() + DEADLINE;
-    // The page asks twice in this time of its own; what a loop counts may come after its answer.
+    // The page updates twice in this time; a loop's counters may be updated after its answer.
     let page = loop {
         let (page, console) = look(browser, &url, &[]).unwrap_or_else(|error| panic!("{error}"));
-        // A browser may have remarks of its own, a newer one others than this one.
+        // Browsers may have messages of their own, which depend on the version.
         let is_trouble = |line: &&str| line.contains(&url) && TROUBLE.iter().any(|word| line.contains(word));
         let trouble: Vec<&str> = console.lines().filter(is_trouble).collect();
         assert!(trouble.is_empty(), "the page has trouble: {trouble:#?}");
@@ -287,7 +286,7 @@ fn a_server_is_drained_and_weighed_by_keyboard(driver: Driver) {
         json_of(&response)["peers"][1].clone()
     };
     assert_eq!((&peer(&server)["state"], &peer(&server)["weight"]), (&json!("draining"), &json!(3)));
-    // The focus has stayed, and the field beside it takes a number.
+    // The focus has stayed, and the field beside it accepts a number.
     assert_eq!(page.evaluate("document.activeElement.getAttribute('aria-label')"), "Undrain 127.0.0.1:2");
     page.press("Tab", 9, "");
     assert_eq!(page.evaluate("document.activeElement.getAttribute('aria-label')"), "Weight of 127.0.0.1:2");
@@ -318,7 +317,7 @@ fn the_page_is_readable_in_the_dark_on_a_phone_and_by_a_screen_reader(driver: Dr
     let server = Setup::http(driver, text).start();
     let mut page = Page::open(browser, &format!("http://{}/dashboard/", server.directory.address(1))).unwrap();
     page.wait_until("document.querySelectorAll('tbody tr').length > 3");
-    // By the formula of WCAG 2, of the colours of the page.
+    // The contrast formula of WCAG 2 with the colours of the page.
     let contrast = "(() => {
         const style = getComputedStyle(document.body);
         const light = (color) => {
@@ -335,7 +334,7 @@ fn the_page_is_readable_in_the_dark_on_a_phone_and_by_a_screen_reader(driver: Dr
         let found = page.evaluate(contrast);
         assert!(found[0].as_f64() >= Some(7.0) && found[1] == is_dark, "{scheme}: {found}");
     }
-    // What is wider than the window scrolls by itself, and the page does not.
+    // Elements wider than the window scroll by themselves, and the page does not.
     let phone = json!({ "width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true });
     page.call("Emulation.setDeviceMetricsOverride", &phone);
     page.wait_until("window.innerWidth === 360");
@@ -343,7 +342,7 @@ fn the_page_is_readable_in_the_dark_on_a_phone_and_by_a_screen_reader(driver: Dr
     assert!(width <= Some(360), "the page is {width:?} wide");
     let is_wide = "[...document.querySelectorAll('.scroll')].some((one) => one.scrollWidth > one.clientWidth)";
     assert_eq!(page.evaluate(is_wide), true);
-    // Whatever can be used has a name.
+    // Every control has an accessible name.
     let tree = page.call("Accessibility.getFullAXTree", &json!({}));
     let nodes = tree["nodes"].as_array().expect("a tree");
     let used = ["button", "spinbutton", "searchbox", "combobox", "textbox", "link", "region", "table", "image"];
@@ -362,16 +361,17 @@ fn the_page_is_readable_in_the_dark_on_a_phone_and_by_a_screen_reader(driver: Dr
     server.stop();
 }
 
-/// How many requests a row of a zone tells of: those for the page itself among them.
+/// Number of requests in a row of a zone, including those for the page itself.
 fn requests(cells: &[String]) -> u64 {
     cells[2].replace(',', "").parse().unwrap_or_default()
 }
 
-/// What a console says of a page that breaks its policy, lacks a part or has a fault; or that has become [`HOSTILE`].
+/// Words in the console's messages about a page that violates its policy, lacks a part or has a fault; or that has
+/// parsed [`HOSTILE`].
 const TROUBLE: [&str; 6] =
     ["Content Security Policy", "Refused to ", "Failed to load ", "Uncaught ", "Unhandled ", "86420"];
 
-/// The texts of the cells of the row that begins with this name, as they are written in HTML.
+/// Contents of the cells in the row with this name, as HTML.
 fn row(page: &str, name: &str) -> Option<Vec<String>> {
     let row = page.split("<tr>").find(|row| {
         let first = row.split_once("</th>").map(|(first, _)| text_of(first));
@@ -381,7 +381,7 @@ fn row(page: &str, name: &str) -> Option<Vec<String>> {
     Some(row.split_inclusive("</th>").flat_map(|part| part.split("</td>")).map(text_of).collect())
 }
 
-/// Without its markup.
+/// Text without markup.
 fn text_of(html: &str) -> String {
     let parts = html.split('<').map(|part| part.split_once('>').map_or(part, |(_, text)| text));
     parts.collect::<String>().trim().to_owned()

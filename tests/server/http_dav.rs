@@ -1,4 +1,4 @@
-//! Files that clients change by PUT, DELETE, MKCOL, COPY and MOVE, over real sockets.
+//! Changes of files by PUT, DELETE, MKCOL, COPY and MOVE, over real sockets.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -30,7 +30,7 @@ const ALL: &str = "dav_methods PUT DELETE MKCOL COPY MOVE;";
 
 fn start(driver: Driver, text: &str) -> Server {
     let setup = Setup::server(driver, &format!("root %DIR%/html; absolute_redirect off; {text}"));
-    // The directories are the tests' own.
+    // The directories belong to the tests' user.
     let setup = if is_root() { setup.replace("daemon off;", "daemon off; user root;") } else { setup };
     setup.file("html/file", "content").file("html/tree/a", "A").file("html/tree/sub/b", "B").start()
 }
@@ -64,7 +64,7 @@ fn html(server: &Server) -> PathBuf {
     server.directory.path().join("html")
 }
 
-/// Waits until a directory has files, or none any more.
+/// Waits until a directory has files, or until it is empty.
 #[track_caller]
 fn wait_files(directory: &Path, are_there: bool) {
     let (watch, end) = (Watch::new(directory), Instant::now() + DEADLINE);
@@ -77,7 +77,7 @@ fn wait_files(directory: &Path, are_there: bool) {
     }
 }
 
-/// Everything below a directory, in order.
+/// All paths below a directory, in order.
 fn tree(path: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut directories = vec![path.to_owned()];
@@ -135,7 +135,7 @@ fn a_file_has_the_rights_and_the_time_that_are_wanted(driver: Driver) {
     assert_eq!(put(&server, "/all/x/f", "Date: nonsense\r\n", b"x").status, 201);
     assert_eq!(put(&server, "/read/f", "", b"x").status, 201);
     assert_eq!((mode("all/x/f"), mode("read/f"), mode("read")), (0o664, 0o400, 0o500));
-    // Of a directory's rights the umask takes some away.
+    // The umask removes some of a directory's permissions.
     assert_eq!(mode("all/x") & 0o755, 0o755);
     assert_eq!((status(&server, "MKCOL", "/made/", ""), mode("made")), (201, 0o700));
     server.stop();
@@ -147,7 +147,7 @@ fn directories_on_the_way_are_created_only_if_wanted(driver: Driver) {
     server.wait_logged("html/none/f\" failed (2: No such file or directory)");
     assert_eq!(put(&server, "/full/a/b/f", "", b"x").status, 201);
     assert_eq!(server.get("/full/a/b/f").text(), "x");
-    // A file is no directory, whatever is wanted.
+    // A file is not a directory, whatever the method.
     assert_eq!(put(&server, "/file/f", "", b"x").status, 409);
     assert_eq!(put(&server, "/full/a/b/f/g", "", b"x").status, 409);
     assert_eq!(put(&server, "/tree", "", b"x").status, 409);
@@ -282,7 +282,7 @@ fn copies_keep_rights_and_times(driver: Driver) {
     assert_eq!(fs::metadata(html.join("tree2/sub/b")).unwrap().permissions().mode() & 0o777, 0o640);
     assert_eq!(status(&server, "COPY", "/tree/", "Destination: /empty/\nDepth: 0\n"), 201);
     assert_eq!((tree(&html.join("empty")).len(), server.get("/copy").text()), (0, "content"));
-    // What a link leads to may be copied as it may be read.
+    // The target of a link may be copied if it may be read.
     assert_eq!((to(&server, "COPY", "/tree/link", "/from_link"), server.get("/from_link").text()), (204, "A"));
     assert_eq!((to(&server, "COPY", "/none", "/x"), to(&server, "COPY", "/file", "/none/x")), (404, 409));
     assert_eq!((to(&server, "COPY", "/tree", "/x"), to(&server, "COPY", "/file/", "/x/")), (400, 404));
@@ -334,7 +334,7 @@ fn destinations_that_lead_elsewhere_are_refused(driver: Driver) {
     }
     assert_eq!(status(&server, "COPY", "/file", ""), 400);
     assert_eq!(server.connect().ask("COPY /file HTTP/1.0\r\nDestination: http://x/y\r\n\r\n").status, 400);
-    // Below an alias only what is below it has a name.
+    // Below an alias only paths within it have a URI.
     assert_eq!(to(&server, "COPY", "/alias/a", "/elsewhere"), 400);
     assert_eq!(to(&server, "COPY", "/alias/a", "/alias/c?args"), 204);
     assert_eq!(tree(&html(&server)), ["file", "tree", "tree/a", "tree/c", "tree/sub", "tree/sub/b"]);
@@ -364,7 +364,7 @@ fn nothing_is_copied_into_itself(driver: Driver) {
         }
     }
     assert_eq!(tree(&html), ["file", "filelink", "link", "tree", "tree/a", "tree/sub", "tree/sub/b"]);
-    // A name that only begins as the other one.
+    // A name that begins with the other one.
     assert_eq!(to(&server, "COPY", "/tree/", "/tree.copy/"), 201);
     server.stop();
 }

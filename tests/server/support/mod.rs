@@ -95,7 +95,7 @@ macro_rules! with_each_driver {
 }
 pub(crate) use with_each_driver;
 
-/// User and group `nobody` on Linux.
+/// Number of the unprivileged user and group that Linux systems have.
 pub const NOBODY: u32 = 65534;
 
 /// Returns the kernel's version of Landlock; skips and returns `None` where Landlock cannot restrict workers (before

@@ -38,7 +38,7 @@ impl Came {
     }
 }
 
-/// How a connection has ended.
+/// End of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
     /// The server has closed it.
