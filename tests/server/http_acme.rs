@@ -293,7 +293,7 @@ fn a_restart_and_a_reload_keep_what_was_obtained(driver: Driver) {
 
 fn a_certificate_is_renewed_when_the_issuer_wants_it(driver: Driver) {
     let acme = AcmeServer::start();
-    // The window first begins in the future, then it has passed, then it begins in the future again.
+    // The first window has passed, so the certificate is due for renewal; the second one is in the future.
     let later = ("2080-01-01T00:00:00Z", "2080-01-02T00:00:00Z");
     acme.set_windows(&[("2025-01-01T00:00:00Z", "2025-01-02T00:00:00Z"), later]);
     let mut server = start(setup(driver, &acme, USUAL, ""), &acme);

@@ -177,7 +177,7 @@ fn purges_reach_what_stands_for_other_queries(driver: Driver) {
     assert_eq!(get(&server, "/a?utm=1&id=1", UTM), "MISS 3");
     assert_eq!(get(&server, "/a?utm=3&id=2", ""), "HIT 2");
     assert_eq!(purge(&server, "/a?id=3"), 404);
-    // A prefix that extends into the query matches all queries of an entry.
+    // A prefix that extends into the query also purges entries that answer other queries.
     assert_eq!(purge(&server, "/a?ut*"), 204);
     assert_eq!(get(&server, "/a?utm=3&id=2", UTM), "MISS 4");
     assert_eq!(get(&server, "/a?utm=3&id=1", UTM), "MISS 5");
