@@ -815,7 +815,7 @@ fn response_is_whole_whichever_call_of_its_disk_fails(driver: Driver) {
     let is_whole = |response: &Response| {
         response.status == 200 && response.text().trim_start_matches(|c: char| c.is_ascii_digit()) == ".".repeat(size)
     };
-    for errno in [Errno::IO, Errno::NOSPC] {
+    for errno in [Errno::NOSPC, Errno::IO] {
         for number in 1..=12 {
             let path = format!("/{}/{number}?size={size}", errno.raw_os_error());
             disk.fail_call(Some(number), errno);
@@ -823,7 +823,7 @@ fn response_is_whole_whichever_call_of_its_disk_fails(driver: Driver) {
             disk.fail_call(None, errno);
             if errno == Errno::NOSPC {
                 // The call that fails with EIO may be the one that removes the file.
-                server.look_until("nothing is being written", || being_written(&disk.point()) == 0);
+                server.look_until("no file is being written", || being_written(&disk.point()) == 0);
             }
             // A hit, or fetched anew.
             assert!(is_whole(&server.get(&path)), "{path}");
