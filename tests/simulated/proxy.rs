@@ -12,10 +12,10 @@ use gale_protocol::http2::ErrorCode;
 use gale_protocol::http2::frame::{self, FrameHeader, PREFACE, flag, frame_type};
 use gale_runtime::simulation::{Faults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed};
 use gale_runtime::{
-    AcceptOptions, Bytes, Listener, SocketAddress, Stream, leased_bytes, now, panic_count, sleep, spawn, task_count,
+    AcceptOptions, Bytes, Listener, SocketAddress, Stream, leased_bytes, now, sleep, spawn, task_count,
 };
 
-use crate::support::{Task, address, run};
+use crate::support::{Task, address, run, unexpected_panics};
 
 const SEEDS: u64 = 10;
 
@@ -244,7 +244,7 @@ async fn check_nothing_is_left(simulation: &Simulation, serving: &Serving, backe
     assert_eq!((serving.connections(), backend.open.get()), (0, 0), "connections");
     assert_eq!(simulation.open_ends(), 0, "sockets");
     assert_eq!(simulation.pool_tasks(), 0, "tasks in pools");
-    assert_eq!((task_count(), leased_bytes(), panic_count()), (tasks, 0, 0), "tasks, bytes on lease, panics");
+    assert_eq!((task_count(), leased_bytes(), unexpected_panics()), (tasks, 0, 0), "tasks, bytes on lease, panics");
 }
 
 /// Runs `main` beside a server and its upstream server.

@@ -15,7 +15,7 @@ use gale_process::{LockFile, Worker};
 use gale_runtime::simulation::{Faults, Random, Simulation, each_seed};
 use gale_runtime::{LoopOptions, Moment, now, sleep, task_count, yield_now};
 
-use crate::support::{SLOT, Site};
+use crate::support::{SLOT, Site, expect_panic};
 
 /// No protocol: services need none.
 static ORDER: Order = Order { modules: &[&core::MODULE, &event::MODULE, &MODULE], protocols: &[], figures: None };
@@ -63,7 +63,10 @@ impl Service for Recorded {
         };
         match &*settings.words[0] {
             "every" => context.every(Duration::from_secs(10), run).await,
-            "panics" => panic!("a test wanted it in a service"),
+            "panics" => {
+                expect_panic();
+                panic!("a test wanted it in a service")
+            }
             "returns" => {}
             "keeps" => KEPT.set(context.lock_share()),
             "stuck" => std::future::pending().await,

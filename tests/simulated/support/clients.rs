@@ -8,10 +8,10 @@ use std::time::Duration;
 use gale_engine::serve::Serving;
 use gale_process::Worker;
 use gale_runtime::simulation::{Faults, Random, Simulation};
-use gale_runtime::{SocketAddress, leased_bytes, now, panic_count, sleep, task_count};
+use gale_runtime::{SocketAddress, leased_bytes, now, sleep, task_count};
 
 use super::requests::add_files;
-use super::{SLOT, Site, Task, loop_options, run};
+use super::{SLOT, Site, Task, loop_options, run, unexpected_panics};
 
 /// Default number of worlds for each test.
 pub const SEEDS: u64 = 30;
@@ -131,5 +131,5 @@ pub async fn check_nothing_is_left(simulation: &Simulation, serving: &Serving, t
     assert_eq!(simulation.pool_tasks(), 0, "tasks in pools");
     assert_eq!(task_count(), tasks, "tasks");
     assert_eq!(leased_bytes(), 0, "bytes on lease");
-    assert_eq!(panic_count(), 0, "panics");
+    assert_eq!(unexpected_panics(), 0, "panics");
 }

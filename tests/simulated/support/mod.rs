@@ -13,6 +13,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -51,6 +52,20 @@ pub fn loop_options(simulation: &Simulation) -> LoopOptions {
     };
     let events_max = *random.pick(&[1, 7, 512]);
     LoopOptions { driver: DriverChoice::IoUring, ring, events_max, ..LoopOptions::default() }
+}
+
+/// Panics that tests cause on purpose. All worlds are threads of one process, which counts panics as a whole.
+static EXPECTED_PANICS: AtomicU64 = AtomicU64::new(0);
+
+/// Announces a panic that the test wants.
+pub fn expect_panic() {
+    EXPECTED_PANICS.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Number of panics that no test has announced.
+pub fn unexpected_panics() -> u64 {
+    let all = gale_runtime::panic_count();
+    all.saturating_sub(EXPECTED_PANICS.load(Ordering::SeqCst))
 }
 
 /// Runs `main` beside a server with this configuration; `%ADDRESS%` and `%TEMP%` are replaced in it.
