@@ -42,7 +42,7 @@ enum Pattern {
     Beginning,
     /// A clause as the subject of a sentence: "Whether it is on is checked".
     Subject,
-    /// Nobody in particular: "somebody reads it".
+    /// An indefinite person: "somebody reads it".
     Nobody,
     /// A preposition before a clause: "of what is read".
     Preposition,
@@ -349,7 +349,7 @@ fn rust_files(folders: &[&str]) -> Vec<(String, String)> {
             let entry = entry.unwrap();
             let path = folder.join(entry.file_name());
             if entry.file_type().unwrap().is_dir() {
-                // What a build has left is not the project's.
+                // Build output is not part of the project.
                 if entry.file_name() != "target" {
                     waiting.push(path);
                 }

@@ -53,7 +53,7 @@ enum Next {
     Gone,
 }
 
-/// What is known in one turn of the connection.
+/// State of one turn of the connection.
 #[derive(Default)]
 struct Turn {
     /// Requests begun.
