@@ -15,7 +15,7 @@ use gale_process::{LockFile, Worker};
 use gale_runtime::simulation::{Faults, Random, Simulation, each_seed};
 use gale_runtime::{LoopOptions, Moment, now, sleep, task_count, yield_now};
 
-use crate::support::{SLOT, Site, expect_panic};
+use crate::support::{SLOT, Site, panic_on_purpose};
 
 /// No protocol: services need none.
 static ORDER: Order = Order { modules: &[&core::MODULE, &event::MODULE, &MODULE], protocols: &[], figures: None };
@@ -63,10 +63,7 @@ impl Service for Recorded {
         };
         match &*settings.words[0] {
             "every" => context.every(Duration::from_secs(10), run).await,
-            "panics" => {
-                expect_panic();
-                panic!("a test wanted it in a service")
-            }
+            "panics" => panic_on_purpose("in a service"),
             "returns" => {}
             "keeps" => KEPT.set(context.lock_share()),
             "stuck" => std::future::pending().await,
@@ -85,7 +82,9 @@ impl Service for Recorded {
     }
 
     fn continues(&self, earlier: &Self) -> bool {
-        assert!(!self.has("undecided"), "a test wanted it in an answer");
+        if self.has("undecided") {
+            panic_on_purpose("in an answer");
+        }
         self.has("continues") && self.words[0] == earlier.words[0]
     }
 }

@@ -57,12 +57,13 @@ pub fn loop_options(simulation: &Simulation) -> LoopOptions {
 /// Panics that tests cause on purpose. All worlds are threads of one process, which counts panics as a whole.
 static EXPECTED_PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// Announces a panic that the test wants.
-pub fn expect_panic() {
+/// Panics without being counted as a finding of the worlds that run at the same time.
+pub fn panic_on_purpose(place: &str) -> ! {
     EXPECTED_PANICS.fetch_add(1, Ordering::SeqCst);
+    panic!("a test wanted it {place}")
 }
 
-/// Number of panics that no test has announced.
+/// Number of panics that no test has caused on purpose.
 pub fn unexpected_panics() -> u64 {
     let all = gale_runtime::panic_count();
     all.saturating_sub(EXPECTED_PANICS.load(Ordering::SeqCst))
