@@ -56,6 +56,12 @@ fn being_written(directory: &Path) -> Vec<String> {
     names.filter(|name| name.len() == 43).collect()
 }
 
+/// True if a temporary file has bytes.
+fn has_bytes(directory: &Path) -> bool {
+    let metadata = |name: String| std::fs::metadata(directory.join(name));
+    being_written(directory).into_iter().any(|name| metadata(name).is_ok_and(|metadata| metadata.len() > 0))
+}
+
 /// A disk of the test; skips and returns `None` where it cannot be mounted.
 fn disk() -> Option<Disk> {
     if has_own_mounts() { Disk::mount() } else { None }
@@ -124,7 +130,8 @@ fn a_response_is_served_and_not_stored_when_its_disk_falls_behind(driver: Driver
     let (body, begun) = (body_of(&path), 300_000);
     let head = format!("HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nContent-Length: {LENGTH}\r\n\r\n");
     behind.send([head.as_bytes(), &body[..begun]].concat());
-    server.look_until("a file that is written", || being_written(&disk.point()).len() == 1);
+    // Bytes in it, so that opening it has ended.
+    server.look_until("a file that is written", || has_bytes(&disk.point()));
     disk.set(Condition::Hung);
     let mut sender = behind.sender();
     let rest = body[begun..].to_vec();

@@ -413,10 +413,14 @@ fn reloads_under_load_lose_no_task(driver: Driver) {
     let socket = server.directory.path().join("gale.sock");
     let (is_over, all_answered, done) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|scope| {
-        // Releases every task until the last client has its response.
+        // Releases every task, up to the first one after the last client's response.
         let opener = scope.spawn(|| {
-            while !all_answered.load(Ordering::SeqCst) {
-                drop(gate.task());
+            let mut is_last = false;
+            while !is_last {
+                let task = gate.task();
+                // Of a task that a client waits for this is false: the flag is set when all clients have ended.
+                is_last = all_answered.load(Ordering::SeqCst);
+                drop(task);
             }
         });
         let clients: Vec<_> = ["one", "extra", "default", "one"]
@@ -453,7 +457,7 @@ fn reloads_under_load_lose_no_task(driver: Driver) {
         for client in clients {
             client.join().expect("every answer was right");
         }
-        // One more request, so that the gate's thread checks its flag.
+        // One more request, which ends the gate's thread.
         all_answered.store(true, Ordering::SeqCst);
         let mut last = ask(&server, "/one");
         assert_done(&mut last);
