@@ -2,7 +2,7 @@
 //! message.
 #![no_main]
 
-use gale_engine::tls::offered;
+use gale_tls::offered;
 use gale_protocol::client_hello::{ClientHello, Status, host_of, parse};
 use libfuzzer_sys::fuzz_target;
 

@@ -5,5 +5,5 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (u8, bool, &[u8])| {
     let (kind, is_tcp, bytes) = input;
-    gale_engine::resolver::fuzzing::read_answer(kind, is_tcp, bytes);
+    gale_resolver::fuzzing::read_answer(kind, is_tcp, bytes);
 });

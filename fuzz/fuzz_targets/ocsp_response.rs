@@ -4,11 +4,11 @@
 
 use std::sync::LazyLock;
 
-use gale_engine::tls::ocsp::message::{CertificateId, read_response};
+use gale_tls::ocsp::message::{CertificateId, read_response};
 use libfuzzer_sys::fuzz_target;
 
-const ISSUER: &[u8] = include_bytes!("../../crates/engine/tests/ocsp/issuer.der");
-const GOOD: &[u8] = include_bytes!("../../crates/engine/tests/ocsp/good.der");
+const ISSUER: &[u8] = include_bytes!("../../crates/tls/tests/ocsp/issuer.der");
+const GOOD: &[u8] = include_bytes!("../../crates/tls/tests/ocsp/good.der");
 
 /// A day in 2026.
 const NOW: u64 = 1_795_824_000;

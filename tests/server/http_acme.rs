@@ -228,7 +228,7 @@ fn answer_ocsp(responder: &Backend) -> Vec<u8> {
     let target = asked.request().target;
     let text = target.strip_prefix("/ocsp/").expect("the path of the directive");
     let text = text.replace("%2B", "-").replace("%2F", "_").replace("%3D", "");
-    let request = gale_engine::tls::from_base64_url(text.as_bytes()).expect("base64");
+    let request = gale_tls::from_base64_url(text.as_bytes()).expect("base64");
     // The request, its signed part, the list, one request: then the certificate's identifier.
     let id = (0..4).fold(&request[..], |element, _| &element[2..]);
     let times = [&b"20250101000000Z"[..], b"20900101000000Z"].map(|time| element(0x18, &[time]));

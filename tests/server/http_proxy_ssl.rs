@@ -134,7 +134,7 @@ fn response(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
-const LONG_KEY: &str = include_str!("../../crates/engine/tests/keys/rsa3072.key");
+const LONG_KEY: &str = include_str!("../../crates/tls/tests/keys/rsa3072.key");
 
 /// The name of the threads of the default pool.
 const POOL: &str = "pool default";

@@ -81,12 +81,12 @@ impl World {
 
 const OWN: &str = "ssl_certificate %DIR%/own.crt; ssl_certificate_key %DIR%/own.key;";
 
-const LONG_KEY: &str = include_str!("../../crates/engine/tests/keys/rsa3072.key");
+const LONG_KEY: &str = include_str!("../../crates/tls/tests/keys/rsa3072.key");
 
 /// The same key without a password, and with the password `secret`.
-const PLAIN_KEY: &str = include_str!("../../crates/engine/tests/keys/plain.key");
-const OLD_KEY: &str = include_str!("../../crates/engine/tests/keys/old-aes128.key");
-const PKCS8_KEY: &str = include_str!("../../crates/engine/tests/keys/pbes2-sha256.key");
+const PLAIN_KEY: &str = include_str!("../../crates/tls/tests/keys/plain.key");
+const OLD_KEY: &str = include_str!("../../crates/tls/tests/keys/old-aes128.key");
+const PKCS8_KEY: &str = include_str!("../../crates/tls/tests/keys/pbes2-sha256.key");
 
 fn socket(server: &Server) -> PathBuf {
     server.directory.path().join("gale.sock")
@@ -959,10 +959,10 @@ fn what_a_client_offers_is_in_variables(driver: Driver) {
 }
 
 /// A certificate with its chain, its key, and an OCSP response that never expires; also used as a client's certificate.
-const OCSP_CHAIN: &str = include_str!("../../crates/engine/tests/ocsp/good.chain.crt");
-const OCSP_KEY: &str = include_str!("../../crates/engine/tests/ocsp/good.key");
-const OCSP_RESPONSE: &[u8] = include_bytes!("../../crates/engine/tests/ocsp/good.forever.response.der");
-const OCSP_REQUEST: &[u8] = include_bytes!("../../crates/engine/tests/ocsp/good.request.der");
+const OCSP_CHAIN: &str = include_str!("../../crates/tls/tests/ocsp/good.chain.crt");
+const OCSP_KEY: &str = include_str!("../../crates/tls/tests/ocsp/good.key");
+const OCSP_RESPONSE: &[u8] = include_bytes!("../../crates/tls/tests/ocsp/good.forever.response.der");
+const OCSP_REQUEST: &[u8] = include_bytes!("../../crates/tls/tests/ocsp/good.request.der");
 
 /// The OCSP response stapled to the certificate that a new client receives.
 fn stapled(world: &World, server: &Server) -> Vec<u8> {

@@ -20,9 +20,9 @@ with_each_driver!(
     a_browser_shows_a_page,
 );
 
-const OCSP_CHAIN: &str = include_str!("../../crates/engine/tests/ocsp/good.chain.crt");
-const OCSP_KEY: &str = include_str!("../../crates/engine/tests/ocsp/good.key");
-const OCSP_RESPONSE: &[u8] = include_bytes!("../../crates/engine/tests/ocsp/good.response.der");
+const OCSP_CHAIN: &str = include_str!("../../crates/tls/tests/ocsp/good.chain.crt");
+const OCSP_KEY: &str = include_str!("../../crates/tls/tests/ocsp/good.key");
+const OCSP_RESPONSE: &[u8] = include_bytes!("../../crates/tls/tests/ocsp/good.response.der");
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 

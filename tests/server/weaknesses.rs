@@ -454,7 +454,7 @@ fn answer_ocsp(responder: &Backend, signer: &Pair, status: &[u8]) {
     let mut asked = responder.accept();
     let target = asked.request().target;
     let text = target.rsplit('/').next().expect("a path").replace("%2B", "-").replace("%2F", "_").replace("%3D", "");
-    let request = gale_engine::tls::from_base64_url(text.as_bytes()).expect("base64");
+    let request = gale_tls::from_base64_url(text.as_bytes()).expect("base64");
     // Unwraps the request, its signed part, the list and one entry, down to the certificate's ID.
     let id = (0..4).fold(&request[..], |element, _| &element[2..]);
     let times = [&b"20250101000000Z"[..], b"20900101000000Z"].map(|time| element(GENERALIZED_TIME, &[time]));

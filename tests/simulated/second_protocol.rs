@@ -14,13 +14,13 @@ use gale_engine::connections::{Connection, ConnectionInfo, ConnectionTable};
 use gale_engine::listen::{Address, Listen, ListenDefaults, ListenPlan};
 use gale_engine::module::{Directive, Module, Order};
 use gale_engine::protocol::{Protocol, ProtocolWorker};
-use gale_engine::service::{self, Service, ServiceSpec};
-use gale_engine::transport::Transport;
-use gale_engine::worker::Worker;
 use gale_modules::order::ORDER;
 use gale_process::{Account, ListenAddress, ListenSpec, ListenerHandle, Resources, Successor, Worker as _};
 use gale_runtime::simulation::{Faults, Simulation, each_seed};
 use gale_runtime::{Buffer, Moment, Output, SocketAddress, Stream, sleep};
+use gale_tls::Transport;
+use gale_worker::Worker;
+use gale_worker::service::{self, Service, ServiceSpec};
 
 use crate::support::address;
 use crate::support::{SLOT, Site};

@@ -9,11 +9,11 @@ use gale_config::{Body, Contexts, Custom, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{Directive, Module, Order};
 use gale_engine::serve::Serving;
-use gale_engine::service::{Context, LockShare, Service, ServiceSpec};
 use gale_modules::{core, event};
 use gale_process::{LockFile, Worker};
 use gale_runtime::simulation::{Faults, Random, Simulation, each_seed};
 use gale_runtime::{LoopOptions, Moment, now, sleep, task_count, yield_now};
+use gale_worker::service::{Context, LockShare, Service, ServiceSpec};
 
 use crate::support::{SLOT, Site, panic_on_purpose};
 

@@ -21,6 +21,7 @@ pub mod files;
 pub mod glob;
 pub mod lexer;
 pub mod parser;
+pub mod server_address;
 pub mod setting;
 pub mod source;
 pub mod statement;

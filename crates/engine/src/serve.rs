@@ -12,10 +12,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
+use gale_log::{DeferredLog, DeferredSyslog, Destination, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
+use gale_process::{
+    Arrivals, BuildRequest, Built, Completion, ErrorLogOutput, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile,
+    LoopMain, ProcessSettings, Program, Report, Resources, SecretSeries, SocketKind, Successor, WorkerSlot,
+};
 use gale_runtime::stall::StallKind;
 use gale_runtime::watchdog::{self, Stall};
 use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, RingOptions, TaskId, affinity, files};
+use gale_tls::{random, syslog_tls};
+use gale_worker::Worker;
+use gale_worker::service::{HeldConfiguration, Services};
 use parking_lot::Mutex;
 
 use crate::configuration::module::Order;
@@ -24,17 +33,6 @@ use crate::configuration::{self, Configuration, Texts};
 use crate::connections::{
     Acceptor, DrainingListener, QUEUED_WAIT_MAX, accept_late, accept_options, accept_queued, leave_accept_mutex,
     serve_arrivals, set_receivers,
-};
-use crate::log::{
-    self, DeferredLog, DeferredSyslog, Destination, ErrorLog, SyslogServer, SyslogSettings, Target, Writers,
-};
-use crate::service::{HeldConfiguration, Services};
-use crate::tls::{self, random, syslog_tls};
-use crate::worker::Worker;
-use gale_base::log_level::Level;
-use gale_process::{
-    Arrivals, BuildRequest, Built, Completion, ErrorLogOutput, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile,
-    LoopMain, ProcessSettings, Program, Report, Resources, SecretSeries, SocketKind, Successor, WorkerSlot,
 };
 
 /// Longest wait for tasks in thread pools at the end of the process: a third of the total time, so that a hanging task
@@ -157,7 +155,7 @@ impl Program for Server {
         let driver = *configuration.events.driver.get();
         let ring = RingOptions { is_restricted: configuration.process.sandbox.is_on(), ..RingOptions::default() };
         // Loads the time zone, because the C library reads its file at the first use.
-        log::local_time(0);
+        gale_log::local_time(0);
         random::prepare();
         let mut event_loop =
             EventLoop::new(LoopOptions { driver, worker, ring, survives_panics: true, ..LoopOptions::default() })?;
@@ -201,7 +199,7 @@ impl Program for Server {
     }
 
     fn use_secrets(&self, series: &[SecretSeries]) {
-        tls::use_ticket_keys(series);
+        gale_tls::use_ticket_keys(series);
     }
 
     fn look_for_connections(&self) {
@@ -211,7 +209,7 @@ impl Program for Server {
     fn finish(&self) {
         // Before the logs, because the last tasks may still log.
         gale_runtime::stop_pools(POOLS_STOP_TIMEOUT);
-        log::finish(LOGS_FINISH_TIMEOUT);
+        gale_log::finish(LOGS_FINISH_TIMEOUT);
     }
 }
 
@@ -226,7 +224,7 @@ impl gale_process::ErrorLog for FailureLog {
 
 impl Drop for FailureLog {
     fn drop(&mut self) {
-        log::finish(FAILURE_LOG_TIMEOUT);
+        gale_log::finish(FAILURE_LOG_TIMEOUT);
     }
 }
 

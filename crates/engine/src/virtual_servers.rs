@@ -6,18 +6,18 @@ use std::sync::{Arc, OnceLock};
 
 use gale_config::{Diagnostic, Setting, Span, Statement, Word};
 use gale_process::Resources;
+use gale_process::hostname;
+use gale_tls::managed::ManagedCertificate;
+use gale_tls::ocsp::stapling::Stapling;
+use gale_tls::settings::{AsksAbout, TlsClientSettings, TlsSettings, VerifyClient};
+use gale_tls::staple::Lookup;
+use gale_tls::{TlsClient, TlsClientLoader, TlsLoader, TlsServer};
+use gale_worker::service::ServiceSpec;
+use gale_worker::traffic::ServerZone;
 
 use crate::configuration::{Builder, Confs, ScopeId, ServerId};
-use crate::hostname::hostname;
 use crate::listen::{AddressDraft, Listen};
 use crate::server_name::{ServerName, ServerNames};
-use crate::service::ServiceSpec;
-use crate::tls::managed::ManagedCertificate;
-use crate::tls::ocsp::stapling::Stapling;
-use crate::tls::settings::{AsksAbout, TlsClientSettings, TlsSettings, VerifyClient};
-use crate::tls::staple::Lookup;
-use crate::tls::{TlsClient, TlsClientLoader, TlsLoader, TlsServer};
-use crate::traffic::ServerZone;
 use crate::variables::subject::Subject;
 use crate::variables::template::Template;
 

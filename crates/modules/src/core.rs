@@ -19,8 +19,8 @@ use gale_config::{
     values,
 };
 use gale_engine::configuration::{Builder, CpuAffinity, MainSettings, SandboxSettings, ThreadPoolSettings};
-use gale_engine::log::{Destination, Target};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_log::{Destination, Target};
 use gale_process::{EnvironmentEntry, SandboxMode};
 use gale_runtime::affinity::PROCESSORS_MAX;
 

@@ -16,7 +16,7 @@ use gale_base::units;
 use gale_config::{Body, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::{Builder, ZoneSize};
 use gale_engine::module::{Directive, Module};
-use gale_engine::service::{Context, Service, ServiceSpec};
+use gale_worker::service::{Context, Service, ServiceSpec};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

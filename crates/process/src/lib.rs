@@ -24,6 +24,7 @@ mod data_file;
 mod errors;
 mod handover;
 mod helper;
+mod hostname;
 mod link;
 mod listen;
 mod lock_file;
@@ -53,6 +54,7 @@ pub use control::{Reloaded, reload, status};
 pub use data_file::{DataFile, DataHandle, DataMapping};
 pub use errors::{ErrorLog, Report, ReportEntry, ResourceError, SignalError, StderrLog, errno_text};
 pub use handover::{Arrivals, Arrived, IdleNote, Successor};
+pub use hostname::hostname;
 pub use listen::{
     KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle, OpenedBy, SocketKind, stop_deferring,
 };

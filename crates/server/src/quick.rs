@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gale_config::quote;
-use gale_engine::hostname::hostname;
 use gale_engine::serve::Server;
 use gale_modules::order::ORDER;
 use gale_process::BuildRequest;
+use gale_process::hostname;
 
 use crate::arguments::Serve;
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use gale_engine::tls::from_base64_url;
+use gale_tls::from_base64_url;
 use rcgen::{CertificateSigningRequestParams, SerialNumber};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
@@ -567,5 +567,5 @@ fn hmac_sha256(key: &[u8], bytes: &[u8]) -> Vec<u8> {
 }
 
 fn base64_url(bytes: &[u8]) -> String {
-    gale_engine::tls::base64_url(bytes)
+    gale_tls::base64_url(bytes)
 }

@@ -12,8 +12,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use gale_config::server_address::HostAddresses;
 use gale_config::{Contexts, Diagnostic, Diagnostics, Reporter, Setting, Span, Statement, Tables, Word};
+use gale_log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Writers};
+use gale_process::{
+    Account, BuildRequest, DataMapping, ListenSpec, ProcessSettings, ResourceError, Resources, SERIES_MAX,
+};
 use gale_runtime::DriverChoice;
+use gale_tls::syslog_tls;
+use gale_worker::service::{ConfiguredService, ServiceSpec};
 
 use super::blocks::{BlockBuilder, BlockDraft, Complete, OpenBlock};
 use super::data_files::DataFiles;
@@ -24,14 +31,7 @@ use super::reach::Reach;
 use super::scopes::ScopeId;
 use super::zones::{ZoneRef, ZoneSize, Zones};
 use super::{Configuration, MainSettings, ThreadPoolSettings, ThreadPools};
-use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Writers};
 use crate::nginx_names;
-use crate::server_address::HostAddresses;
-use crate::service::{ConfiguredService, ServiceSpec};
-use crate::tls::syslog_tls;
-use gale_process::{
-    Account, BuildRequest, DataMapping, ListenSpec, ProcessSettings, ResourceError, Resources, SERIES_MAX,
-};
 
 /// Scope that settings are written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,8 @@
 //! Host names in a configuration that are resolved once, after the whole text was read.
 
+use gale_config::server_address::HostAddresses;
 use gale_config::{Diagnostic, Word};
 use gale_process::Resources;
-
-use crate::server_address::HostAddresses;
 
 /// Requested names.
 #[derive(Default)]

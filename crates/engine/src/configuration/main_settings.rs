@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gale_config::Setting;
+use gale_log::{Destination, Target};
+use gale_process::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ProcessSettings, Sandbox, SandboxMode};
 
 use super::cpu_affinity::CpuAffinity;
-use crate::log::{Destination, Target};
-use gale_process::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ProcessSettings, Sandbox, SandboxMode};
 
 /// Settings named like their directives, unless noted otherwise.
 #[derive(Default)]

@@ -22,26 +22,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use gale_base::log_level::LineForm;
 use gale_config::{
     Diagnostic, Diagnostics, DiskFiles, Files, Parsed, Sources, Statement, parse, parse_parameter, parse_text,
 };
+use gale_log::ErrorLog;
+use gale_process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Report, Resources};
+use gale_worker::service::ConfiguredService;
 
 pub use blocks::{BlockBuilder, BlockDraft, Complete};
 pub use builder::{Builder, EventsSettings, ScopeRef, tables};
 pub use cpu_affinity::CpuAffinity;
 pub use main_settings::{MainSettings, SandboxSettings, ThreadPoolSettings};
 pub use reach::{KnownPath, Reach};
-pub use resolver::RESOLVERS;
+pub use resolver::{RESOLVERS, parse_resolver};
 pub use scopes::{Confs, ScopeId, ScopeTree, ServerId};
 pub use thread_pools::ThreadPools;
 pub use zones::{ZONE_BYTES_MIN, ZoneRef, ZoneSize};
 
-use crate::log::ErrorLog;
-pub use crate::server_address::HostAddresses;
-use crate::service::ConfiguredService;
 use crate::zone::NamedZones;
-use gale_base::log_level::LineForm;
-use gale_process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Report, Resources};
 use module::Order;
 use protocol::Protocol;
 

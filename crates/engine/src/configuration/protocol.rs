@@ -11,10 +11,10 @@ use std::task::{Context, Poll};
 
 use gale_process::{ListenAddress, ListenerHandle, Successor};
 use gale_runtime::SocketAddress;
+use gale_tls::Transport;
+use gale_worker::Worker;
 
 use super::Configuration;
-use crate::transport::Transport;
-use crate::worker::Worker;
 
 /// A protocol's part of a configuration, complete and immutable.
 pub trait Protocol: Any + Send + Sync {

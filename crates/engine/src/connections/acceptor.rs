@@ -16,15 +16,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
+use gale_process::ListenAddress;
 use gale_runtime::{AcceptMutex, AcceptOptions, Listener, Moment, SocketAddress, Stream, Timer, TurnEnd};
+use gale_tls::Transport;
+use gale_worker::{Search, Worker};
 
 use crate::configuration::Configuration;
 use crate::configuration::protocol::ProtocolWorker;
-use crate::transport::Transport;
-use crate::worker::{Search, Worker};
-use gale_base::log_level::Level;
-use gale_process::ListenAddress;
 
 /// Pause of accepting when the process is out of descriptors, as in nginx.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(500);

@@ -9,11 +9,11 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_process::{Arrivals, Arrived};
 use gale_runtime::{Detached, Stream};
+use gale_tls::Transport;
+use gale_worker::Worker;
 
 use super::acceptor::make_room;
 use super::passing::resume_connection;
-use crate::transport::Transport;
-use crate::worker::Worker;
 
 /// Connections taken before other loops and other work of this one get a turn.
 const TAKEN_AT_ONCE: usize = 8;

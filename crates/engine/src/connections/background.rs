@@ -6,9 +6,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use gale_runtime::TaskId;
+use gale_worker::Worker;
 use slab::Slab;
-
-use crate::worker::Worker;
 
 /// Background tasks of one loop.
 pub struct BackgroundTasks {

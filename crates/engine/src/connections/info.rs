@@ -7,14 +7,13 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use gale_process::ListenAddress;
 use gale_protocol::proxy_protocol::{self, ProxyHeader, ProxyOffence};
 use gale_runtime::{Buffer, Moment, SocketAddress};
-
-use gale_process::ListenAddress;
+use gale_worker::Worker;
+use gale_worker::notes::Notes;
 
 use super::passing::{Carried, take_carried};
-use crate::notes::Notes;
-use crate::worker::Worker;
 
 /// A client's connection.
 pub struct ConnectionInfo {

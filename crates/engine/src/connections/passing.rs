@@ -7,11 +7,11 @@ use std::rc::{Rc, Weak};
 use gale_process::{IdleNote, ListenAddress};
 use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_runtime::SocketAddress;
+use gale_tls::Transport;
+use gale_worker::Worker;
 
 use crate::configuration::protocol::ProtocolWorker;
 use crate::listen::covers;
-use crate::transport::Transport;
-use crate::worker::Worker;
 
 /// Protocols that serve the addresses of a loop: a note of its worker.
 #[derive(Default)]

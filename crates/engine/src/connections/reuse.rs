@@ -15,8 +15,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use gale_runtime::Moment;
-
-use crate::worker::Search;
+use gale_worker::Search;
 
 /// Slots examined in one go: some microseconds.
 pub(super) const LOOKS_MAX: usize = 256;

@@ -6,10 +6,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use gale_runtime::{Moment, TaskId};
+use gale_worker::{IdleConnections, Search, Worker};
 use slab::Slab;
 
 use super::reuse::{ConnectionSlots, Hand};
-use crate::worker::{IdleConnections, Search, Worker};
 
 /// Pause between two looks at the idle connections of a worker that ends.
 const CLOSE_PAUSE: Duration = Duration::from_millis(1);

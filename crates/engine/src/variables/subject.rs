@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 use bstr::BStr;
 use gale_base::log_level::Level;
+use gale_log::ErrorLog;
 use gale_runtime::SocketAddress;
 
 use super::regex::{CAPTURES_MAX, Captures, Match};
 use super::{Found, HasVariables, Source, VariableId, VariableTable};
 use crate::connections::ConnectionInfo;
-use crate::log::ErrorLog;
 
 /// Deepest nesting of variables; deeper ones have no value.
 const VARIABLE_DEPTH_MAX: u32 = 100;

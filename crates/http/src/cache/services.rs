@@ -20,9 +20,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::service::{Context, Service};
 use gale_runtime::files::{likely_device, note_directory};
 use gale_runtime::{default_pool, sleep, timeout};
+use gale_worker::service::{Context, Service};
 use rustix::fs::{FlockOperation, flock};
 
 use super::CacheZone;

@@ -11,7 +11,25 @@ use std::sync::{Arc, OnceLock};
 use bstr::{BString, ByteSlice};
 use gale_base::os_error::OsErrorText;
 use gale_config::{Contexts, Diagnostic, Setting, Span, Statement, Word};
+use gale_engine::configuration::{BlockBuilder, BlockDraft, Builder, Confs, ScopeId, ScopeRef, ScopeTree, ServerId};
+use gale_engine::listen::{self, Listen, ListenDefaults, ListenPlan};
+use gale_engine::module::{Conf, Module};
+use gale_engine::protocol::Protocol;
+use gale_engine::server_name::ServerName;
+use gale_engine::variables::{HasVariables, VariablesDraft};
+use gale_engine::virtual_servers::{
+    CertificateNames, ServerDraft, ServerTls, TlsBlock, TlsClientDraft, VirtualServers, certificate_names,
+    gather_addresses, parse_names, tls_servers,
+};
+use gale_log::ErrorLog;
+use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
 use gale_protocol::request::{Method, Scheme};
+use gale_spool::TempPath;
+use gale_tls::managed::ManagedCertificate;
+use gale_tls::offered;
+use gale_tls::staple::Lookup;
+use gale_upstream::{HasUpstreams, Metric, ResolverDefaults, Upstreams};
+use gale_worker::traffic::ServerZone;
 
 use crate::configuration::http2::{Http2Address, Http2Settings};
 use crate::configuration::location::{Locations, Pattern};
@@ -26,24 +44,6 @@ use crate::request::phases::{Handler, Phase};
 use crate::variables::VariableId;
 use crate::variables::regex::Regex;
 use crate::variables::template::Template;
-use gale_engine::configuration::{BlockBuilder, BlockDraft, Builder, Confs, ScopeId, ScopeRef, ScopeTree, ServerId};
-use gale_engine::listen::{self, Listen, ListenDefaults, ListenPlan};
-use gale_engine::log::ErrorLog;
-use gale_engine::module::{Conf, Module};
-use gale_engine::protocol::Protocol;
-use gale_engine::server_name::ServerName;
-use gale_engine::spool::TempPath;
-use gale_engine::tls::managed::ManagedCertificate;
-use gale_engine::tls::offered;
-use gale_engine::tls::staple::Lookup;
-use gale_engine::traffic::ServerZone;
-use gale_engine::upstream::{HasUpstreams, Metric, ResolverDefaults, Upstreams};
-use gale_engine::variables::{HasVariables, VariablesDraft};
-use gale_engine::virtual_servers::{
-    CertificateNames, ServerDraft, ServerTls, TlsBlock, TlsClientDraft, VirtualServers, certificate_names,
-    gather_addresses, parse_names, tls_servers,
-};
-use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
 
 /// Port of a `listen` that names none.
 const PORT_DEFAULT: u16 = Scheme::Http.default_port();

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
-use gale_engine::log::ErrorLog;
-use gale_engine::resolver::Resolver;
-use gale_engine::upstream::{PassedOn, UpstreamTable};
+use gale_engine::variables::subject::{Evaluation, Subject, Values};
+use gale_log::ErrorLog;
+use gale_resolver::Resolver;
 use gale_runtime::SocketAddress;
+use gale_upstream::{PassedOn, UpstreamTable};
 
 use crate::configuration::builder::HttpBuilder;
 use crate::request::Request;
 use crate::variables::VariableTable;
-use gale_engine::variables::subject::{Evaluation, Subject, Values};
 
 impl Subject for Request {
     type Block = HttpBuilder;

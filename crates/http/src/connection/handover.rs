@@ -14,9 +14,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use gale_base::log_level::Level;
-use gale_engine::transport::Transport;
 use gale_process::{IdleNote, Successor};
 use gale_runtime::{Detached, TaskId};
+use gale_tls::Transport;
 
 use super::HttpConnection;
 use super::beginning::Beginning;

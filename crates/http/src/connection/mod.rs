@@ -28,9 +28,9 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_engine::connections::{Connection, ConnectionInfo};
-use gale_engine::log::{Describe, Fields};
-use gale_engine::transport::Transport;
+use gale_log::{Describe, Fields};
 use gale_runtime::{Buffer, Moment, SocketAddress};
+use gale_tls::Transport;
 
 use self::beginning::{Beginning, FIRST_REQUEST_GRACE};
 use self::http1::AfterExchange;

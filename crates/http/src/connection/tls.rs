@@ -18,15 +18,15 @@ use std::sync::Arc;
 
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
-use gale_engine::tls::accepting::{self, FIRST_BYTES, FirstMessage, HandshakeOwner, Unfit};
-use gale_engine::tls::challenges::{self, Found};
-use gale_engine::tls::ocsp;
-use gale_engine::tls::settings::VerifyClient;
-use gale_engine::tls::{TlsServer, TlsStream};
-use gale_engine::traffic::{Shaken, count_handshake};
 use gale_protocol::client_hello;
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Moment};
+use gale_tls::accepting::{self, FIRST_BYTES, FirstMessage, HandshakeOwner, Unfit};
+use gale_tls::challenges::{self, Found};
+use gale_tls::ocsp;
+use gale_tls::settings::VerifyClient;
+use gale_tls::{TlsServer, TlsStream};
+use gale_worker::traffic::{Shaken, count_handshake};
 
 use super::HttpConnection;
 use super::beginning::{Beginning, Untrusted};

@@ -10,9 +10,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use gale_base::http_date;
+use gale_engine::configuration::Configuration;
+use gale_engine::connections::{ConnectionInfo, ConnectionTable};
+use gale_engine::listen::covers;
+use gale_engine::protocol::{Protocol, ProtocolWorker};
 use gale_process::{ListenAddress, ListenerHandle, Successor};
 use gale_protocol::http2::Fields;
 use gale_runtime::SocketAddress;
+use gale_tls::TlsStream;
+use gale_tls::Transport;
+use gale_worker::Worker;
 
 use crate::connection::HttpConnection;
 use crate::connection::handover::pass_idle;
@@ -20,13 +27,6 @@ use crate::connection::http1::Transfer;
 use crate::connection::http2::Http2;
 use crate::request::configuration::HttpConfiguration;
 use crate::request::worker::{Configured, HttpWorker, SPARES_MAX};
-use gale_engine::configuration::Configuration;
-use gale_engine::connections::{ConnectionInfo, ConnectionTable};
-use gale_engine::listen::covers;
-use gale_engine::protocol::{Protocol, ProtocolWorker};
-use gale_engine::tls::TlsStream;
-use gale_engine::transport::Transport;
-use gale_engine::worker::Worker;
 
 /// Memory for frames that is kept: for so many connections, and no more than so much each.
 const SPARE_FRAMES_MAX: usize = 16;

@@ -2,7 +2,7 @@
 //! it is over, however it ends. Subrequests are parts of it and do not count
 //! there.
 
-use gale_engine::traffic::{Nanos, Served};
+use gale_worker::traffic::{Nanos, Served};
 
 use super::configuration::HttpConfiguration;
 use super::exchange::Transferred;

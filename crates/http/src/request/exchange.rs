@@ -17,16 +17,16 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use gale_base::log_level::Level;
+use gale_engine::connections::ConnectionInfo;
 use gale_protocol::request::Scheme;
 use gale_runtime::{Bytes, SocketAddress, TcpInfo};
+use gale_tls::TlsStream;
 
 use crate::files::delivery::FileOptions;
 use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::configuration::settings::MinRate;
 use crate::request::slow::ExchangeWaits;
-use gale_engine::connections::ConnectionInfo;
-use gale_engine::tls::TlsStream;
 
 /// While more than so many bytes are queued for the client, the source of a body or of a tunnel is asked for no more.
 pub(crate) const LOW_WATER_BYTES: u64 = 16 * 1024;

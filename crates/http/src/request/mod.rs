@@ -43,10 +43,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bstr::{BStr, ByteSlice};
+use gale_base::log_level::Level;
+use gale_engine::configuration::{ScopeId, ServerId};
+use gale_engine::connections::{ConnectionInfo, address_text};
+use gale_engine::variables::subject::{Evaluation, Values};
+use gale_log::{Describe, Fields};
 use gale_protocol::Range32;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_protocol::uri::escape::{Class, escape};
+use gale_resolver::Resolver;
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
+use gale_upstream::PeerName;
+use gale_worker::notes::{Notes, SharedNotes};
 use smallvec::SmallVec;
 
 use crate::request::browser::Browser;
@@ -59,14 +67,6 @@ use crate::request::subrequest::{Fallback, NESTED_MAX, RepeatsMain, Target};
 use crate::request::tunnel::Tunnel;
 use crate::request::variables::template::any_is_true;
 use crate::request::worker::{Configured, HttpWorker};
-use gale_base::log_level::Level;
-use gale_engine::configuration::{ScopeId, ServerId};
-use gale_engine::connections::{ConnectionInfo, address_text};
-use gale_engine::log::{Describe, Fields};
-use gale_engine::notes::{Notes, SharedNotes};
-use gale_engine::resolver::Resolver;
-use gale_engine::upstream::PeerName;
-use gale_engine::variables::subject::{Evaluation, Values};
 
 /// How often a request may start again: nginx's bound on internal redirects.
 pub const REDIRECTS_MAX: u8 = 10;

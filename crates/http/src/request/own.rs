@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use gale_engine::configuration::{Configuration, ScopeId, ServerId};
-use gale_engine::worker::Worker;
+use gale_worker::Worker;
 
 use crate::request::Request;
 use crate::request::subrequest::no_client;

@@ -10,14 +10,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use gale_base::packed::{Packer, Unpacker};
-use gale_engine::notes::Notes;
-use gale_engine::upstream::PeerName;
+use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::variables::subject::Evaluation;
 use gale_protocol::Range32;
 use gale_protocol::host::Authority;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_protocol::uri;
 use gale_runtime::{Buffer, Bytes, Moment};
+use gale_upstream::PeerName;
+use gale_worker::notes::Notes;
 
 use crate::request::exchange::Exchange;
 use crate::request::phases::Phase;
@@ -26,7 +27,6 @@ use crate::request::response::{Reason, ResponseHead};
 use crate::request::subrequest::Fallback;
 use crate::request::worker::{Configured, HttpWorker};
 use crate::request::{PassedTo, Request, Shared};
-use gale_engine::configuration::{ScopeId, ServerId};
 
 /// A request with a longer head stays as it is, in bytes: its head is charged to the worker's account of buffers, which
 /// bounds what clients can have the worker keep, and a packed one is not.

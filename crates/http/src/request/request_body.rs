@@ -20,15 +20,15 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use gale_base::log_level::Level;
 use gale_protocol::request::KnownHeader::ContentLength;
 use gale_runtime::{Buffer, Bytes, File};
+use gale_spool::{Spool, SpoolError, SpoolOptions, SpoolPath, SpoolReader, Spooled};
 
 use crate::request::Request;
 use crate::request::body::{Body, BodyItem, FilePiece};
 use crate::request::configuration::settings::BodyInFile;
 use crate::request::exchange::RequestBodyError;
-use gale_base::log_level::Level;
-use gale_engine::spool::{Spool, SpoolError, SpoolOptions, SpoolPath, SpoolReader, Spooled};
 
 /// A body that has been read to its end. It can be read again as often as need be; clones are the same body.
 #[derive(Clone, Debug, Default)]

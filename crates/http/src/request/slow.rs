@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use gale_base::log_level::Level;
-use gale_engine::log::{Describe, Fields};
+use gale_log::{Describe, Fields};
 use gale_protocol::request::Method;
 use gale_runtime::Moment;
 

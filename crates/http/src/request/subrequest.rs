@@ -26,9 +26,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use gale_base::log_level::Level;
+use gale_engine::connections::ConnectionInfo;
+use gale_process::ListenAddress;
 use gale_protocol::request::Scheme;
 use gale_protocol::uri;
 use gale_runtime::{Bytes, SocketAddress};
+use gale_tls::TlsStream;
+use gale_worker::notes::Notes;
 
 use crate::request::Request;
 use crate::request::advance;
@@ -39,11 +44,6 @@ use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, Res
 use crate::request::phases::{LocalBoxFuture, Phase};
 use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
-use gale_base::log_level::Level;
-use gale_engine::connections::ConnectionInfo;
-use gale_engine::notes::Notes;
-use gale_engine::tls::TlsStream;
-use gale_process::ListenAddress;
 
 /// How deep subrequests may be nested: nginx's bound.
 pub(crate) const NESTED_MAX: u8 = 50;

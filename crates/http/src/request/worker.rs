@@ -5,13 +5,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::request::Request;
-use crate::request::configuration::HttpConfiguration;
 use gale_engine::configuration::{Configuration, ThreadPools};
 use gale_engine::connections::BackgroundTasks;
-use gale_engine::log::ErrorLog;
-use gale_engine::worker::Worker;
+use gale_log::ErrorLog;
 use gale_runtime::Moment;
+use gale_worker::Worker;
+
+use crate::request::Request;
+use crate::request::configuration::HttpConfiguration;
 
 /// Requests, and transfers of connections, that are kept for their memory when they are done: as many as a worker that
 /// passes requests on has under way at once under load. Each one beyond is allocated, filled and freed again, in memory

@@ -5,10 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use gale_engine::upstream::{Chosen, Learning, Timing, Upstream};
 use gale_protocol::request::KnownHeader;
 use gale_protocol::response::ResponseField;
 use gale_runtime::{Bytes, Moment, Timer};
+use gale_upstream::{Chosen, Learning, Timing, Upstream};
 
 use crate::request::Request;
 use crate::request::response::FieldList;

@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::tls::{NamedFailure, TlsClient, TlsFailure};
-use gale_engine::transport::Transport;
-use gale_engine::upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, log_timeout, shake_hands};
-use gale_engine::upstream::{
+use gale_protocol::request::Method;
+use gale_runtime::{Buffer, Bytes, Connecting, Moment, Output, SocketAddress, Stream};
+use gale_tls::Transport;
+use gale_tls::{NamedFailure, TlsClient, TlsFailure};
+use gale_upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, log_timeout, shake_hands};
+use gale_upstream::{
     Chosen, ConnectionAge, Knowledge, NoPeer, PeerName, PoolKey, PooledConnection, Retry, Selection, Upstream,
     without_port,
 };
-use gale_engine::worker::CountedConnection;
-use gale_protocol::request::Method;
-use gale_runtime::{Buffer, Bytes, Connecting, Moment, Output, SocketAddress, Stream};
+use gale_worker::CountedConnection;
 
 use crate::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture};
 use crate::request::request_body::log_error;

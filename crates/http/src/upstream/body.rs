@@ -12,9 +12,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_base::log_level::Level;
-use gale_engine::spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolPath};
-use gale_engine::upstream::connecting::log_timeout;
 use gale_runtime::{Bytes, Moment, Timer};
+use gale_spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolPath};
+use gale_upstream::connecting::log_timeout;
 
 use crate::files::delivery::FileOptions;
 use crate::request::Request;

@@ -13,12 +13,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
-use gale_engine::tls::{NamedFailure, TlsFailure, TlsStream};
-use gale_engine::transport::Transport;
-use gale_engine::upstream::PeerName;
-use gale_engine::worker::{CountedConnection, Worker};
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes, ConnectOptions, ConnectStep, Output, SocketAddress, Timer, now, timeout};
+use gale_tls::Transport;
+use gale_tls::{NamedFailure, TlsFailure, TlsStream};
+use gale_upstream::PeerName;
+use gale_worker::{CountedConnection, Worker};
 
 use crate::request::Request;
 use crate::upstream::attempt::{PassingTls, receive_failure};

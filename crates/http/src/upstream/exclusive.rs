@@ -3,9 +3,9 @@
 use std::io;
 use std::task::{Context, Poll, ready};
 
-use gale_engine::upstream::{Chosen, Pool, PoolKey, PooledConnection};
 use gale_protocol::request::Version;
 use gale_runtime::Buffer;
+use gale_upstream::{Chosen, Pool, PoolKey, PooledConnection};
 
 use crate::request::Request;
 use crate::upstream::answering::{Heading, tell_messages};

@@ -23,7 +23,7 @@
 //!  settings    settings of a location       record    data of the $upstream_* variables
 //! ```
 //!
-//! Groups of servers, the choice among them and idle connections belong to the engine (`gale_engine::upstream`).
+//! Groups of servers, the choice among them and idle connections are in `gale_upstream`.
 
 mod answering;
 mod attempt;

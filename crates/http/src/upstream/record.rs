@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gale_base::packed::{Packer, Unpacker};
-use gale_engine::traffic::{Nanos, Served};
-use gale_engine::upstream::PeerName;
 use gale_runtime::{Bytes, Moment};
+use gale_upstream::PeerName;
+use gale_worker::traffic::{Nanos, Served};
 use smallvec::SmallVec;
 
 use crate::request::Request;

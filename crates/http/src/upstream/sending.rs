@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use gale_engine::spool::{SpoolError, SpoolReader};
-use gale_engine::transport::Transport;
 use gale_runtime::{Bytes, Output, Timer};
+use gale_spool::{SpoolError, SpoolReader};
+use gale_tls::Transport;
 
 use crate::request::Request;
 use crate::request::body::BodyItem;

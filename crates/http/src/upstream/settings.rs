@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use bstr::BString;
 use gale_config::{Diagnostic, Setting};
-use gale_engine::spool::TempPath;
-use gale_engine::tls::TlsClient;
-use gale_engine::tls::settings::TlsClientSettings;
-use gale_engine::upstream::{Bind, ProxyVersion};
 use gale_protocol::proxy_protocol::Transport;
 use gale_protocol::response::ResponseField;
 use gale_runtime::{ConnectOptions, SocketAddress};
+use gale_spool::TempPath;
+use gale_tls::TlsClient;
+use gale_tls::settings::TlsClientSettings;
+use gale_upstream::{Bind, ProxyVersion};
 
 use crate::cache::settings::CacheSettings;
 use crate::request::Request;

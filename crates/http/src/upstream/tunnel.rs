@@ -6,10 +6,10 @@
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use gale_engine::transport::Transport;
-use gale_engine::upstream::PooledConnection;
-use gale_engine::worker::CountedConnection;
 use gale_runtime::{Buffer, Bytes, Output};
+use gale_tls::Transport;
+use gale_upstream::PooledConnection;
+use gale_worker::CountedConnection;
 
 use crate::request::body::BodyError;
 use crate::request::tunnel::Tunnel;

@@ -9,8 +9,6 @@ use bstr::ByteSlice;
 use gale_base::units;
 use gale_config::{Diagnostic, Setting, Span, Statement, Word, values};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
-use gale_engine::service::ServiceSpec;
-use gale_engine::spool::TempPath;
 use gale_engine::variables::is_name_byte;
 use gale_http::cache::CacheZone;
 use gale_http::cache::key::Levels;
@@ -25,6 +23,8 @@ use gale_http::upstream::settings::{RetryOn, UpstreamSettings};
 use gale_http::upstream::store::StoreTo;
 use gale_http::variables::template::Template;
 use gale_protocol::request::Method;
+use gale_spool::TempPath;
+use gale_worker::service::ServiceSpec;
 
 /// Makes the rows of a module whose settings have an `UpstreamSettings` called `upstream`, and whose responses can be
 /// cached: those of caches and all others, with further rows behind them.

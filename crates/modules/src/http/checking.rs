@@ -9,9 +9,6 @@ use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_config::Diagnostic;
 use gale_engine::configuration::{Builder, Configuration, ScopeId, ServerId};
-use gale_engine::service::{Context, Service, ServiceSpec};
-use gale_engine::upstream::{Check, CheckId, CheckedPeer, UpstreamId};
-use gale_engine::worker::Worker;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::request::configuration::HttpConfiguration;
@@ -20,6 +17,9 @@ use gale_http::upstream::client::{Answer, ClientConnection, ClientError, ClientR
 use gale_http::upstream::settings::UpstreamSettings;
 use gale_http::upstream::{Http2Client, Http2Request, PassingTls};
 use gale_runtime::{Bytes, ConnectOptions, Moment, SocketAddress, now};
+use gale_upstream::{Check, CheckId, CheckedPeer, UpstreamId};
+use gale_worker::Worker;
+use gale_worker::service::{Context, Service, ServiceSpec};
 
 use crate::shared::health_check::{Asks, CheckLog, Failed, Rules, run};
 

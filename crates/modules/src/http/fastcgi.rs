@@ -29,13 +29,13 @@ use gale_http::variables::Variable;
 use gale_http::variables::regex::Regex;
 use gale_protocol::fastcgi::{self, write_begin_request};
 use gale_runtime::Bytes;
+use gale_upstream::{AddressPass, plain};
 
 use crate::http::cache_rows::{self, upstream_cache_rows};
 use crate::http::gateway::{self, Params};
 use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, serving};
 use crate::http::upstream_rows::{self, own_row as row};
 use crate::shared::append::append;
-use gale_engine::upstream::{AddressPass, plain};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

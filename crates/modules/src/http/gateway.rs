@@ -26,10 +26,10 @@ use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
 use gale_protocol::http1::lists_token;
 use gale_protocol::request::KnownHeader;
 use gale_runtime::Bytes;
+use gale_upstream::TlsTarget;
 use smallvec::SmallVec;
 
 use crate::http::upstream_pass::{BodySource, body_source};
-use gale_engine::upstream::TlsTarget;
 
 /// `fastcgi_param NAME VALUE [if_not_empty];`, `scgi_param`, `uwsgi_param`.
 #[derive(Clone)]

@@ -18,7 +18,6 @@ use gale_config::{
     Body as BlockBody, Contexts, Custom, Diagnostic, One, OneWith, Setting, Statement, Takes, slot, values,
 };
 use gale_engine::configuration::Builder;
-use gale_engine::log::local_time;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
@@ -26,6 +25,7 @@ use gale_http::request::Request;
 use gale_http::request::filters::Fields;
 use gale_http::request::response::{FieldName, ShortText};
 use gale_http::variables::template::Template;
+use gale_log::local_time;
 
 /// See the file's head.
 pub static MODULE: Module = Module {

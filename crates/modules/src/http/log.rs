@@ -11,12 +11,12 @@ use std::rc::Rc;
 
 use gale_config::{Contexts, Diagnostic};
 use gale_engine::configuration::Builder;
-use gale_engine::log::AccessBuffers;
 use gale_engine::module::{ConfType, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::files::directory_of;
 use gale_http::request::phases::{Decide, Flow, Phase};
+use gale_log::AccessBuffers;
 
 use crate::shared::access_log::{AccessLogs, Logged, Moment, directives};
 
@@ -77,9 +77,9 @@ mod tests {
 
     use gale_config::{Files, Sources, parse_text};
     use gale_engine::configuration::{ScopeId, ScopeRef};
-    use gale_engine::log::DeferredLog;
     use gale_engine::module::Order;
     use gale_http::configuration::builder::InHttp;
+    use gale_log::DeferredLog;
     use gale_process::BuildRequest;
 
     use crate::shared::access_log::{Log, LogTarget, combined, is_false};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gale_engine::configuration::Configuration;
-use gale_engine::resolver::ResolverSettings;
-use gale_engine::service::{Context, Service};
-use gale_engine::worker::Worker;
 use gale_http::request::configuration::HttpConfiguration;
+use gale_resolver::ResolverSettings;
 use gale_runtime::default_pool;
+use gale_worker::Worker;
+use gale_worker::service::{Context, Service};
 
 /// Default timeout of a lookup, without `resolver_timeout`.
 const LOOKUP_TIME_MAX: Duration = Duration::from_secs(30);

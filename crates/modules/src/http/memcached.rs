@@ -26,10 +26,10 @@ use gale_http::variables::template::{SizeTemplate, Template};
 use gale_protocol::memcached::write_get;
 use gale_protocol::request::Method;
 use gale_runtime::Bytes;
+use gale_upstream::{AddressPass, plain};
 
 use crate::http::upstream_pass::{PassRequests, look_up_status};
 use crate::http::upstream_rows::{self, fix, own_row, row};
-use gale_engine::upstream::{AddressPass, plain};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

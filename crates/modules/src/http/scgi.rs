@@ -17,12 +17,12 @@ use gale_http::upstream::caching::Consulted;
 use gale_http::upstream::settings::UpstreamSettings;
 use gale_http::upstream::{KeepHead, Passing, pass_on};
 use gale_protocol::scgi;
+use gale_upstream::{AddressPass, plain};
 
 use crate::http::cache_rows::{self, upstream_cache_rows};
 use crate::http::gateway::{self, Params};
 use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, serving};
 use crate::http::upstream_rows::{self, own_row as row};
-use gale_engine::upstream::{AddressPass, plain};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

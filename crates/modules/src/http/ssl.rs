@@ -4,10 +4,10 @@
 
 use gale_config::Contexts;
 use gale_engine::module::{ConfType, Module};
-use gale_engine::tls::TlsStream;
-use gale_engine::tls::settings::TlsSettings;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
+use gale_tls::TlsStream;
+use gale_tls::settings::TlsSettings;
 
 use crate::shared::join;
 use crate::shared::ssl::{OverTls, directives, early_data, variables};

@@ -8,13 +8,13 @@
 use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::worker::{Totals, totals};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
 use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_http::variables::Variable;
 use gale_protocol::request::Method;
+use gale_worker::{Totals, totals};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

@@ -45,7 +45,6 @@ use gale_base::units;
 use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::spool::SpoolError;
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -59,6 +58,7 @@ use gale_http::request::tunnel::Tunnel;
 use gale_http::variables::template::Template;
 use gale_protocol::response::ResponseField;
 use gale_runtime::{Bytes, Device, PoolCounters, Rung};
+use gale_spool::SpoolError;
 
 /// See the file's head.
 pub static MODULE: Module = Module {

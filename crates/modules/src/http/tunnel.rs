@@ -24,8 +24,7 @@ use gale_http::upstream::{Alone, KeepHead, Passing, Wire, pass_on, written_befor
 use gale_http::variables::template::SizeTemplate;
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes};
-
-use gale_engine::upstream::{AddressPass, plain};
+use gale_upstream::{AddressPass, plain};
 
 use crate::http::upstream_pass::{PassRequests, look_up_status};
 use crate::http::upstream_rows::{self, fix, own_row, row};

@@ -3,12 +3,12 @@
 use std::any::Any;
 use std::time::Duration;
 
-use gale_engine::upstream::LookUpError;
 use gale_http::request::Request;
 use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture};
 use gale_http::upstream::HeadRewriter;
 use gale_http::upstream::caching::{CacheNote, Consulted, Serving, consult, try_hit};
 use gale_http::upstream::settings::UpstreamSettings;
+use gale_upstream::LookUpError;
 
 /// A module's part in the content phase, for settings of type `C`.
 pub(crate) struct PassRequests<C: 'static> {

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use gale_config::{Body, Contexts, Diagnostic, Setting, Statement, Store, Takes, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::Directive;
-use gale_engine::spool::TempPath;
-use gale_engine::upstream::Bind;
 use gale_engine::virtual_servers::TlsClientDraft;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::upstream::settings::{Ignored, RetryOn, UpstreamSettings};
+use gale_spool::TempPath;
+use gale_upstream::Bind;
 
 pub(crate) use crate::http::cache_rows::conditions;
 pub(crate) use crate::http::core::{send_lowat, size_template, temp_path};

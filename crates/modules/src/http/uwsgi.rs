@@ -19,12 +19,12 @@ use gale_http::upstream::caching::Consulted;
 use gale_http::upstream::settings::UpstreamSettings;
 use gale_http::upstream::{KeepHead, Passing, pass_on};
 use gale_protocol::uwsgi;
+use gale_upstream::{AddressPass, BareAddress};
 
 use crate::http::cache_rows;
 use crate::http::gateway::{self, Params};
 use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, serving};
 use crate::http::upstream_rows::{self, own_row as row, upstream_ssl_rows};
-use gale_engine::upstream::{AddressPass, BareAddress};
 
 /// See the file's head.
 pub static MODULE: Module = Module {

@@ -22,11 +22,11 @@ use bstr::BStr;
 use gale_base::units;
 use gale_config::{Body, Contexts, Custom, Diagnostic, One, Setting, Statement, Takes, Word, slot};
 use gale_engine::configuration::{BlockBuilder, Builder, ScopeId, ScopeRef};
-use gale_engine::log::{AccessBuffers, DeferredLog, DeferredSyslog, Hold, NamedLine, OpenLogs, append_named};
 use gale_engine::module::Directive;
 use gale_engine::variables::HasVariables;
 use gale_engine::variables::subject::Subject;
 use gale_engine::variables::template::Template;
+use gale_log::{AccessBuffers, DeferredLog, DeferredSyslog, Hold, NamedLine, OpenLogs, append_named};
 
 use super::log_format::{Escaping, Format, Formats, duplicate_name};
 

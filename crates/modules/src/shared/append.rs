@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::thread::LocalKey;
 use std::time::Duration;
 
-use gale_engine::log::local_time;
+use gale_log::local_time;
 use gale_runtime::SocketAddress;
 
 /// Appends a text.

@@ -1,13 +1,13 @@
 //! Kinds of zones whose counters a configuration keeps by name. Readers ask for a kind with
 //! [`NamedZones::figures_of`](gale_engine::zone::NamedZones::figures_of).
 
-/// `status_zone` of a server: [`ServerZone`](gale_engine::traffic::ServerZone).
+/// `status_zone` of a server: [`ServerZone`](gale_worker::traffic::ServerZone).
 pub const HTTP_SERVERS: &str = "http server";
 
-/// `status_zone` of a location: [`Traffic`](gale_engine::traffic::Traffic).
+/// `status_zone` of a location: [`Traffic`](gale_worker::traffic::Traffic).
 pub const HTTP_LOCATIONS: &str = "http location";
 
-/// `status_zone` of a server of stream: [`ServerZone`](gale_engine::traffic::ServerZone).
+/// `status_zone` of a server of stream: [`ServerZone`](gale_worker::traffic::ServerZone).
 pub const STREAM_SERVERS: &str = "stream server";
 
 /// `limit_conn_zone`: [`limit_conn::Verdicts`](super::limit_conn::Verdicts).

@@ -3,7 +3,7 @@
 //!   health_check [interval=TIME] [jitter=TIME] [fails=N] [passes=N] [match=NAME] [port=N] [mandatory [persistent]]
 //!
 //! A service of the process runs the checks, with a task for each peer. The engine keeps the results and acts on them
-//! ([`gale_engine::upstream::Check`]); the group needs no `zone` for that.
+//! ([`gale_upstream::Check`]); the group needs no `zone` for that.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -15,10 +15,10 @@ use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Diagnostic, Span, Statement, Word};
-use gale_engine::log::ErrorLog;
-use gale_engine::service::{Context, Service};
-use gale_engine::upstream::{BeforeFirstCheck, Check, CheckedPeer, CheckedPeers, HealthChange, Thresholds};
+use gale_log::ErrorLog;
 use gale_runtime::{Notify, SocketAddress, TaskId, abort, random_u64, sleep, spawn};
+use gale_upstream::{BeforeFirstCheck, Check, CheckedPeer, CheckedPeers, HealthChange, Thresholds};
+use gale_worker::service::{Context, Service};
 
 use super::limits::invalid_parameter;
 

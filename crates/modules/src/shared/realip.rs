@@ -8,8 +8,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use gale_base::cidr::Cidr;
+use gale_config::server_address::HostAddresses;
 use gale_config::{Diagnostic, Reporter, Statement};
-use gale_engine::configuration::{Builder, HostAddresses};
+use gale_engine::configuration::Builder;
 use gale_engine::variables::Variable;
 use gale_engine::variables::subject::Subject;
 use gale_runtime::SocketAddress;

@@ -17,7 +17,7 @@
 //!   $ssl_ciphers, $ssl_curves, $ssl_sigalgs, $ssl_ja4        from the ClientHello
 //! (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>)
 //!
-//! The contexts are http and server, in stream: stream and server. The engine implements TLS ([`gale_engine::tls`]).
+//! The contexts are http and server, in stream: stream and server. [`gale_tls`] implements TLS.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -30,15 +30,15 @@ use gale_config::{
 };
 use gale_engine::configuration::Builder;
 use gale_engine::module::Directive;
-use gale_engine::tls::commands::Command;
-use gale_engine::tls::offered;
-use gale_engine::tls::settings::{AsksAbout, SessionCache, TlsSettings, VerifyClient, Versions};
-use gale_engine::tls::staple::Responder;
-use gale_engine::tls::{Certificate, CertificateCache, TlsDetails, TlsStream};
 use gale_engine::variables::Variable;
 use gale_engine::variables::subject::Subject;
 use gale_protocol::client_hello::ClientHello;
 use gale_protocol::uri::escape::{Class, escape};
+use gale_tls::commands::Command;
+use gale_tls::offered;
+use gale_tls::settings::{AsksAbout, SessionCache, TlsSettings, VerifyClient, Versions};
+use gale_tls::staple::Responder;
+use gale_tls::{Certificate, CertificateCache, TlsDetails, TlsStream};
 
 /// A subject whose connection may use TLS.
 pub trait OverTls: Subject {

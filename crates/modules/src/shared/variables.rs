@@ -4,9 +4,9 @@
 
 use std::time::UNIX_EPOCH;
 
-use gale_engine::hostname::hostname;
 use gale_engine::variables::Variable;
 use gale_engine::variables::subject::Subject;
+use gale_process::hostname;
 use gale_protocol::proxy_protocol::ProxyHeader;
 
 use super::append::{

@@ -11,9 +11,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Statement, Takes, slot, values};
-use gale_engine::configuration::{Builder, MainSettings};
+use gale_engine::configuration::{Builder, MainSettings, parse_resolver};
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::resolver::ResolverSettings;
 use gale_stream::configuration::CoreSettings;
 use gale_stream::configuration::builder;
 use gale_stream::module::StreamPart;
@@ -104,7 +103,7 @@ pub static MODULE: Module = Module {
             about: "Configures the name servers that resolve names of upstream servers: ADDRESS ... [valid=TIME] \
                     [ipv4=on|off] [ipv6=on|off].",
             store: &OneWith {
-                parse: |builder, statement| ResolverSettings::parse(builder, statement).map(Arc::new),
+                parse: |builder, statement| parse_resolver(builder, statement).map(Arc::new),
                 slot: slot!(CoreSettings, resolver),
             },
             ..ROW

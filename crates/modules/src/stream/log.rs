@@ -13,8 +13,8 @@ use std::rc::Rc;
 
 use gale_config::{Contexts, Diagnostic};
 use gale_engine::configuration::Builder;
-use gale_engine::log::AccessBuffers;
 use gale_engine::module::{ConfType, Module};
+use gale_log::AccessBuffers;
 use gale_stream::module::StreamPart;
 use gale_stream::session::Session;
 use gale_stream::session::phases::{Decide, Flow, Phase};

@@ -6,11 +6,11 @@
 
 use bstr::ByteSlice;
 use gale_base::log_level::Level;
+use gale_config::server_address::ServerAddress;
 use gale_config::{Contexts, Custom, Diagnostic, Statement};
 use gale_engine::configuration::Builder;
 use gale_engine::connections::pass_connection;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::server_address::ServerAddress;
 use gale_engine::variables::subject::Subject;
 use gale_engine::variables::template::Template;
 use gale_process::ListenAddress;

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use gale_config::{Contexts, Custom, Diagnostic, One, OneWith, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::upstream::{AddressPass, Bind, PassTarget, ProxyVersion, TlsTarget, plain};
 use gale_engine::variables::template::Template;
 use gale_engine::virtual_servers::TlsClientDraft;
 use gale_stream::configuration::builder::InStream;
@@ -25,6 +24,7 @@ use gale_stream::session::Session;
 use gale_stream::session::phases::Serve;
 use gale_stream::upstream::pass_on;
 use gale_stream::upstream::settings::{ALPN_BYTES_MAX, ProxySettings};
+use gale_upstream::{AddressPass, Bind, PassTarget, ProxyVersion, TlsTarget, plain};
 
 use super::{PLACE, ROW};
 use crate::shared::size_template;

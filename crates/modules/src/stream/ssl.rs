@@ -9,11 +9,11 @@ use bstr::BString;
 use gale_config::{Diagnostic, One, Statement, Takes, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::tls::TlsStream;
-use gale_engine::tls::settings::TlsSettings;
 use gale_stream::module::StreamPart;
 use gale_stream::session::Session;
 use gale_stream::upstream::settings::ALPN_BYTES_MAX;
+use gale_tls::TlsStream;
+use gale_tls::settings::TlsSettings;
 
 use super::{PLACE, ROW};
 use crate::shared::join;

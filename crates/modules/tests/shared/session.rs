@@ -15,12 +15,11 @@ use gale_config::{
 };
 use gale_engine::configuration::{BlockBuilder, BlockDraft, Builder, ScopeRef, ScopeTree};
 use gale_engine::connections::ConnectionInfo;
-use gale_engine::log::ErrorLog;
 use gale_engine::module::{ConfType, Directive, Module, Order, SharedConf};
-use gale_engine::notes::Notes;
 use gale_engine::variables::subject::{Evaluation, Subject, Values};
 use gale_engine::variables::template::Template;
 use gale_engine::variables::{HasVariables, Variable, VariableTable, VariablesDraft};
+use gale_log::ErrorLog;
 use gale_modules::shared::access::{Rule, rule};
 use gale_modules::shared::limit_conn::{Counting, Limits, append_status, zone_directive};
 use gale_modules::shared::log_format::Formats;
@@ -28,6 +27,7 @@ use gale_modules::shared::realip::{self, Trusted, trusted};
 use gale_modules::shared::{geo, map, split_clients};
 use gale_process::{BuildRequest, ListenAddress, Resources};
 use gale_runtime::{Moment, SocketAddress};
+use gale_worker::notes::Notes;
 
 /// A client's session.
 pub struct Session {

@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gale_config::{Contexts, Diagnostic, Statement};
 use gale_engine::configuration::{BlockBuilder, BlockDraft, Builder, Confs, ScopeId, ScopeRef, ScopeTree};
 use gale_engine::listen::{Listen, ListenDefaults, ListenPlan};
-use gale_engine::log::ErrorLog;
 use gale_engine::module::Module;
 use gale_engine::protocol::Protocol;
-use gale_engine::tls::staple::Lookup;
-use gale_engine::traffic::ServerZone;
-use gale_engine::upstream::{HasUpstreams, Metric, ResolverDefaults, UpstreamId, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_engine::virtual_servers::{
     CertificateNames, ServerDraft, ServerTls, TlsBlock, TlsClientDraft, VirtualServers, certificate_names,
     gather_addresses, parse_names, tls_servers,
 };
+use gale_log::ErrorLog;
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
+use gale_tls::staple::Lookup;
+use gale_upstream::{HasUpstreams, Metric, ResolverDefaults, UpstreamId, Upstreams};
+use gale_worker::traffic::ServerZone;
 
 use crate::configuration::{Address, BoundHandler, CoreSettings, Scope, Server, StreamConfiguration};
 use crate::module::{StreamOrder, StreamPart};

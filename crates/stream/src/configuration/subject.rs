@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
-use gale_engine::log::{Describe, ErrorLog, Fields};
-use gale_engine::resolver::Resolver;
-use gale_engine::upstream::{PassedOn, UpstreamTable};
 use gale_engine::variables::VariableTable;
 use gale_engine::variables::subject::{Evaluation, Subject, Values};
+use gale_log::{Describe, ErrorLog, Fields};
+use gale_resolver::Resolver;
 use gale_runtime::SocketAddress;
+use gale_upstream::{PassedOn, UpstreamTable};
 
 use super::builder::StreamBuilder;
 use crate::session::Session;

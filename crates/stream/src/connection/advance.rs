@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::traffic::{Nanos, Served};
 use gale_engine::variables::subject::Subject;
+use gale_worker::traffic::{Nanos, Served};
 
 use super::listed::Listed;
 use crate::session::phases::{Flow, Phase};

@@ -21,9 +21,9 @@ use gale_base::os_error::OsErrorText;
 use gale_engine::connections::ConnectionInfo;
 use gale_engine::protocol::DatagramReceiver;
 use gale_engine::variables::subject::Subject;
-use gale_engine::worker::CountedConnection;
 use gale_process::{ListenAddress, SocketKind};
 use gale_runtime::{Datagram, DatagramOptions, Received, SocketAddress};
+use gale_worker::CountedConnection;
 use hashbrown::HashMap;
 
 use super::advance;

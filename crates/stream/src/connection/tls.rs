@@ -6,14 +6,14 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use gale_base::log_level::Level;
-use gale_engine::tls::TlsServer;
-use gale_engine::tls::accepting::{self, FIRST_BYTES, FirstMessage, HandshakeOwner, SHAKING_HANDS, Unfit};
-use gale_engine::tls::challenges::{self, Found};
-use gale_engine::tls::ocsp;
-use gale_engine::tls::settings::{TlsSettings, VerifyClient};
-use gale_engine::traffic::{Shaken, count_handshake};
 use gale_engine::variables::subject::Subject;
 use gale_runtime::Buffer;
+use gale_tls::TlsServer;
+use gale_tls::accepting::{self, FIRST_BYTES, FirstMessage, HandshakeOwner, SHAKING_HANDS, Unfit};
+use gale_tls::challenges::{self, Found};
+use gale_tls::ocsp;
+use gale_tls::settings::{TlsSettings, VerifyClient};
+use gale_worker::traffic::{Shaken, count_handshake};
 
 use crate::session::{self, Session};
 

@@ -13,11 +13,11 @@ use gale_engine::configuration::Configuration;
 use gale_engine::connections::{ConnectionInfo, ConnectionTable};
 use gale_engine::listen::covers;
 use gale_engine::protocol::{DatagramReceiver, Protocol, ProtocolWorker};
-use gale_engine::tls::TlsStream;
-use gale_engine::transport::Transport;
-use gale_engine::worker::{IdleConnections, Worker};
 use gale_process::{ListenAddress, ListenerHandle, SocketKind, Successor};
 use gale_runtime::SocketAddress;
+use gale_tls::TlsStream;
+use gale_tls::Transport;
+use gale_worker::{IdleConnections, Worker};
 
 use super::advance;
 use super::datagrams::Receiver;

@@ -5,9 +5,9 @@ use std::cell::{Ref, RefCell, RefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_engine::traffic::{Nanos, Served};
-use gale_engine::upstream::PeerName;
 use gale_runtime::Moment;
+use gale_upstream::PeerName;
+use gale_worker::traffic::{Nanos, Served};
 use smallvec::SmallVec;
 
 /// An attempt with one server.

@@ -18,13 +18,13 @@ use std::rc::Rc;
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
 use gale_engine::connections::{Carried, ConnectionInfo};
-use gale_engine::notes::{Notes, SharedNotes};
-use gale_engine::tls::TlsStream;
-use gale_engine::transport::Transport;
 use gale_engine::variables::subject::{Evaluation, Subject, Values};
-use gale_engine::worker::Worker;
 use gale_process::ListenAddress;
 use gale_runtime::{Buffer, SocketAddress};
+use gale_tls::TlsStream;
+use gale_tls::Transport;
+use gale_worker::Worker;
+use gale_worker::notes::{Notes, SharedNotes};
 
 use self::attempts::Attempts;
 use self::configuration::{Address, Configured, CoreSettings, Scope, StreamConfiguration};

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::upstream::connecting::CONNECTING;
-use gale_engine::upstream::{Chosen, Timing};
 use gale_engine::variables::subject::Subject;
 use gale_runtime::{DatagramOptions, Moment, ReceiveBatch, Timer};
+use gale_upstream::connecting::CONNECTING;
+use gale_upstream::{Chosen, Timing};
 
 use super::pass::{Connected, Failure};
 use super::rate::Rate;

@@ -7,12 +7,12 @@ use std::io;
 use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
-use gale_engine::tls::TlsStream;
-use gale_engine::transport::Transport;
-use gale_engine::upstream::connecting::{CONNECTING, SHAKING_HANDS};
-use gale_engine::upstream::without_port;
-use gale_engine::worker::CountedConnection;
 use gale_runtime::{Buffer, Bytes, ConnectOptions, ConnectStep, DatagramOptions, Output, SocketAddress};
+use gale_tls::TlsStream;
+use gale_tls::Transport;
+use gale_upstream::connecting::{CONNECTING, SHAKING_HANDS};
+use gale_upstream::without_port;
+use gale_worker::CountedConnection;
 
 use super::datagrams::is_of_server;
 use super::settings::ProxySettings;

@@ -11,7 +11,7 @@
 //!  health      active health checks
 //! ```
 //!
-//! Groups of servers and the selection among them are in `gale_engine::upstream`.
+//! Groups of servers and the selection among them are in `gale_upstream`.
 
 mod datagrams;
 pub mod health;

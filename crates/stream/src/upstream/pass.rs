@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::tls::TlsStream;
-use gale_engine::transport::Transport;
-use gale_engine::upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, shake_hands};
-use gale_engine::upstream::{Chosen, PassTarget, PeerName, Retry, Selection, without_port};
 use gale_engine::variables::subject::Subject;
-use gale_engine::worker::CountedConnection;
 use gale_runtime::{Moment, Output, Stream};
+use gale_tls::TlsStream;
+use gale_tls::Transport;
+use gale_upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, shake_hands};
+use gale_upstream::{Chosen, PassTarget, PeerName, Retry, Selection, without_port};
+use gale_worker::CountedConnection;
 
 use super::settings::ProxySettings;
 use super::{datagrams, relay};

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::tls::TlsFailure;
-use gale_engine::transport::Transport;
-use gale_engine::upstream::Timing;
 use gale_engine::variables::subject::Subject;
 use gale_runtime::{Buffer, Lease, Moment, Output, SocketAddress, Splice, Timer};
+use gale_tls::TlsFailure;
+use gale_tls::Transport;
+use gale_upstream::Timing;
 
 use super::pass::Server;
 use super::rate::Rate;

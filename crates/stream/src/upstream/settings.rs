@@ -5,13 +5,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gale_config::Setting;
-use gale_engine::tls::settings::TlsClientSettings;
-use gale_engine::tls::{NamedFailure, TlsClient};
-use gale_engine::upstream::{AddressPass, Bind, ProxyVersion};
 use gale_engine::variables::subject::Subject;
 use gale_engine::variables::template::{SizeTemplate, Template};
 use gale_protocol::proxy_protocol::Transport;
 use gale_runtime::ConnectOptions;
+use gale_tls::settings::TlsClientSettings;
+use gale_tls::{NamedFailure, TlsClient};
+use gale_upstream::{AddressPass, Bind, ProxyVersion};
 
 use crate::session::Session;
 

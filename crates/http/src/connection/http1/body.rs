@@ -8,11 +8,11 @@ use gale_protocol::Range32;
 use gale_protocol::http1::{ChunkedDecoder, Trailers};
 use gale_protocol::request::{Framing, KnownHeader, RequestHead, Version};
 use gale_runtime::{Buffer, Bytes, Timer};
+use gale_tls::Transport;
 
 use crate::connection::body_wait::BodyWait;
 use crate::request::body::BodyItem;
 use crate::request::exchange::{BodyLimits, RequestBodyError};
-use gale_engine::transport::Transport;
 
 /// Largest piece that is read at once: a slow consumer holds no more.
 const PIECE_MAX: usize = 16 * 1024;

@@ -7,8 +7,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use gale_base::log_level::Level;
 use gale_protocol::http1::{HeadParser, Limits, Offence, Status};
 use gale_runtime::{Buffer, Moment};
+use gale_worker::OwnCounters;
 
 use super::body::RequestBody;
 use super::persistence::Wish;
@@ -20,8 +22,6 @@ use crate::request::advance::Step;
 use crate::request::begin::{self, Refusal, choose_server, keep_first_line, part_read};
 use crate::request::configuration::http2::head_limits;
 use crate::request::exchange::Exchange;
-use gale_base::log_level::Level;
-use gale_engine::worker::OwnCounters;
 
 /// What reading a head led to.
 pub(super) enum Arrival {

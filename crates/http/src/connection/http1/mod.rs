@@ -17,9 +17,13 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
+use gale_base::log_level::Level;
+use gale_engine::connections::ConnectionInfo;
 use gale_protocol::http1::response;
 use gale_protocol::request::{Scheme, Version};
 use gale_runtime::{Buffer, Bytes, SocketAddress, TcpInfo, Timer};
+use gale_tls::TlsStream;
+use gale_tls::Transport;
 
 use self::body::RequestBody;
 use self::framing::server_line;
@@ -44,10 +48,6 @@ use crate::request::respond::{self, Answered};
 use crate::request::slow::ExchangeWaits;
 use crate::request::tunnel::{self, Tunnel};
 use crate::request::worker::HttpWorker;
-use gale_base::log_level::Level;
-use gale_engine::connections::ConnectionInfo;
-use gale_engine::tls::TlsStream;
-use gale_engine::transport::Transport;
 
 /// How many requests that a client has sent at once are answered before other connections have their turn: as many as a
 /// connection has sends in a turn of the runtime, which would otherwise end the turn in the middle of an answer.

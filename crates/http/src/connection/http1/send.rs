@@ -13,6 +13,7 @@ use std::time::Duration;
 use gale_protocol::http1::response;
 use gale_protocol::request::Version;
 use gale_runtime::{Buffer, Bytes};
+use gale_tls::Transport;
 
 use super::framing::{End, Framed, Framing, write_head};
 use crate::connection::output::{COPIED_MAX, Ending, OutputQueue};
@@ -20,7 +21,6 @@ use crate::connection::worker::HttpConnections;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::exchange::{Gone, ResponseOptions, Sent};
 use crate::request::response::ResponseHead;
-use gale_engine::transport::Transport;
 
 /// Answers are held until they have so many bytes together.
 const HELD_BYTES: usize = 16 * 1024;

@@ -8,10 +8,12 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use gale_engine::connections::ConnectionInfo;
 use gale_protocol::http1::response::wire_status;
 use gale_protocol::http2::{ErrorCode, Refusal, RoundTrip, StreamId, WindowGrowth};
 use gale_protocol::request::Scheme;
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress, TaskId, TcpInfo};
+use gale_tls::TlsStream;
 use smallvec::SmallVec;
 
 use super::body::{Piece, RequestBody};
@@ -28,8 +30,6 @@ use crate::request::exchange::{
 };
 use crate::request::server_field::server_field;
 use crate::request::slow::ExchangeWaits;
-use gale_engine::connections::ConnectionInfo;
-use gale_engine::tls::TlsStream;
 
 /// The least window of a body that is being read, in bytes.
 const READ_WINDOW: u32 = 64 * 1024;

@@ -6,11 +6,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_runtime::{Bytes, Moment, Output, poll_copy};
+use gale_tls::Transport;
 
 use crate::files::FilePiece;
 use crate::files::delivery::{Delivery, FileError, FileOptions, Next};
 use crate::request::body::BodyItem;
-use gale_engine::transport::Transport;
 
 /// Bytes in memory are moved to the output until so many are there.
 const OUTPUT_BYTES: usize = 64 * 1024;

@@ -19,13 +19,13 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_runtime::{Lease, Output, Stream};
+use gale_tls::Transport;
 
 use self::items::Items;
 use self::patience::Patience;
 use crate::files::delivery::{FileError, FileOptions};
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::exchange::{Gone, Sent};
-use gale_engine::transport::Transport;
 
 /// Bytes up to this length are copied behind others.
 pub(super) const COPIED_MAX: usize = 4 * 1024;

@@ -15,7 +15,16 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use gale_engine::configuration::{ScopeId, ServerId};
+use gale_engine::listen;
+use gale_engine::module::SharedConf;
+use gale_engine::virtual_servers::{CertificateNames, VirtualServers};
+use gale_log::ErrorLog;
 use gale_protocol::request::Method;
+use gale_tls::TlsServer;
+use gale_tls::settings::VerifyClient;
+use gale_upstream::{Upstream, UpstreamId, UpstreamTable};
+use gale_worker::traffic::ServerZone;
 
 use crate::request::Request;
 use crate::request::configuration::http2::Http2Address;
@@ -24,15 +33,6 @@ use crate::request::configuration::settings::CoreSettings;
 use crate::request::filters::Filter;
 use crate::request::phases::{Handler, PHASES};
 use crate::request::variables::VariableTable;
-use gale_engine::configuration::{ScopeId, ServerId};
-use gale_engine::listen;
-use gale_engine::log::ErrorLog;
-use gale_engine::module::SharedConf;
-use gale_engine::tls::TlsServer;
-use gale_engine::tls::settings::VerifyClient;
-use gale_engine::traffic::ServerZone;
-use gale_engine::upstream::{Upstream, UpstreamId, UpstreamTable};
-use gale_engine::virtual_servers::{CertificateNames, VirtualServers};
 
 /// Everything under `http { }`.
 pub struct HttpConfiguration {

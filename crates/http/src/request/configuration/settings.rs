@@ -8,7 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gale_config::Setting;
+use gale_engine::configuration::KnownPath;
+use gale_log::Destination;
+use gale_resolver::ResolverSettings;
 use gale_runtime::files::RefusedLinks;
+use gale_worker::traffic::Traffic;
 use hashbrown::HashMap;
 
 use crate::files::open_files::OpenFileCache;
@@ -16,12 +20,8 @@ use crate::request::files::thread_pool::PoolName;
 use crate::request::post_action::PostAction;
 use crate::request::slow::SlowRequestLog;
 use crate::request::variables::template::{SizeTemplate, Template};
-use gale_engine::configuration::KnownPath;
-use gale_engine::log::Destination;
-use gale_engine::resolver::ResolverSettings;
-use gale_engine::traffic::Traffic;
 
-pub use gale_engine::spool::TempPath;
+pub use gale_spool::TempPath;
 
 /// One scope's settings; every field is the directive of the same name unless
 /// it says otherwise. Times are durations, sizes are bytes.

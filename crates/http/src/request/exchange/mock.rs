@@ -15,8 +15,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use gale_engine::configuration::{Configuration, EventsSettings};
+use gale_engine::configuration::{ScopeId, ServerId};
+use gale_engine::connections::ConnectionInfo;
+use gale_log::ErrorLog;
+use gale_process::{ListenAddress, ProcessSettings};
 use gale_protocol::request::Framing;
 use gale_runtime::{Bytes, Moment, SocketAddress};
+use gale_worker::Worker;
 
 use super::{BodyLength, BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::files::open_files::OpenFileCache;
@@ -29,12 +35,6 @@ use crate::request::configuration::settings::{
 use crate::request::configuration::{HttpConfiguration, Scope, ScopeKind, Server};
 use crate::request::variables::template::SizeTemplate;
 use crate::request::worker::{Configured, HttpWorker};
-use gale_engine::configuration::{Configuration, EventsSettings};
-use gale_engine::configuration::{ScopeId, ServerId};
-use gale_engine::connections::ConnectionInfo;
-use gale_engine::log::ErrorLog;
-use gale_engine::worker::Worker;
-use gale_process::{ListenAddress, ProcessSettings};
 
 /// `client_max_body_size` of [`settings`].
 pub(crate) const BODY_MAX: u64 = 1 << 20;

@@ -5,9 +5,9 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use gale_engine::upstream::PoolKey;
-use gale_engine::worker::Worker;
 use gale_runtime::{Bytes, SocketAddress, Timer, now, timeout};
+use gale_upstream::PoolKey;
+use gale_worker::Worker;
 
 use super::connection::Http2Connection;
 use super::connections::Destination;

@@ -12,9 +12,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use gale_engine::transport::Transport;
-use gale_engine::upstream::ConnectionAge;
-use gale_engine::worker::{CountedConnection, Worker};
 use gale_protocol::http1;
 use gale_protocol::http2::{
     CannotOpen, Connection as Codec, ConnectionFault, ErrorCode, Event, Fields, FloodLimits, Handled, Limits, Priority,
@@ -22,6 +19,9 @@ use gale_protocol::http2::{
 };
 use gale_protocol::response::ResponseField;
 use gale_runtime::{Buffer, Bytes, Moment, Notify, Output, Timer, now};
+use gale_tls::Transport;
+use gale_upstream::ConnectionAge;
+use gale_worker::{CountedConnection, Worker};
 
 use super::connections::{self, Destination};
 use super::request::Http2Request;

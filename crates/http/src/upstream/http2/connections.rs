@@ -8,10 +8,10 @@
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
 
-use gale_engine::transport::Transport;
-use gale_engine::upstream::{Pool, PoolKey};
-use gale_engine::worker::{CountedConnection, IdleConnections, Search, Worker};
 use gale_runtime::Notify;
+use gale_tls::Transport;
+use gale_upstream::{Pool, PoolKey};
+use gale_worker::{CountedConnection, IdleConnections, Search, Worker};
 
 use super::connection::Http2Connection;
 

@@ -6,9 +6,9 @@ use std::any::Any;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use gale_engine::tls::challenges::{self, Answer, AnswerDirectory, AskedOver};
 use gale_http::request::phases::LocalBoxFuture;
 use gale_runtime::default_pool;
+use gale_tls::challenges::{self, Answer, AnswerDirectory, AskedOver};
 
 /// A challenge of an issuer for one name.
 pub(super) struct Question {

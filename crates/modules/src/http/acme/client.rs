@@ -10,13 +10,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_engine::service::{Context, LockShare};
-use gale_engine::worker::Worker;
 use gale_http::request::response::FieldList;
 use gale_http::upstream::PassingTls;
 use gale_http::upstream::client::{ClientConnection, ClientError, ClientRequest, Patience};
 use gale_protocol::request::Method;
 use gale_runtime::{Bytes, ConnectOptions, SocketAddress, default_pool, wall_seconds};
+use gale_worker::Worker;
+use gale_worker::service::{Context, LockShare};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

@@ -7,7 +7,7 @@ use aws_lc_rs::signature::{
     EcdsaSigningAlgorithm, KeyPair, RSA_PKCS1_SHA256, RsaKeyPair,
 };
 use aws_lc_rs::{digest, hmac};
-use gale_engine::tls::{base64_url, keys};
+use gale_tls::{base64_url, keys};
 use serde_json::{Value, json};
 
 /// Identifies the sender of a request to the issuer.
@@ -168,8 +168,8 @@ mod tests {
     use aws_lc_rs::signature::{
         ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey,
     };
-    use gale_engine::tls::from_base64_url;
-    use gale_engine::tls::keys::{KeyKind, generate_key};
+    use gale_tls::from_base64_url;
+    use gale_tls::keys::{KeyKind, generate_key};
 
     use super::*;
 

@@ -14,8 +14,8 @@
 //! jws, messages, url   their parts
 //! ```
 //!
-//! The engine serves the certificates to clients ([`gale_engine::tls::managed`]) and the responses to challenges
-//! ([`gale_engine::tls::challenges`]), which any event loop of any process can give.
+//! `gale_tls` serves the certificates to clients ([`gale_tls::managed`]) and the responses to challenges
+//! ([`gale_tls::challenges`]), which any event loop of any process can give.
 
 mod challenge;
 mod client;
@@ -35,9 +35,6 @@ use gale_base::units;
 use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes, Word};
 use gale_engine::configuration::{Builder, ServerId};
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::tls::challenges::{self, Found};
-use gale_engine::tls::keys::KeyKind;
-use gale_engine::tls::managed::{Current, ManagedCertificate, Wanted};
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -45,6 +42,9 @@ use gale_http::request::body::Body;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::Variable;
 use gale_protocol::request::Method;
+use gale_tls::challenges::{self, Found};
+use gale_tls::keys::KeyKind;
+use gale_tls::managed::{Current, ManagedCertificate, Wanted};
 
 use self::issuer::Issuer;
 

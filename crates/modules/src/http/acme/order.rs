@@ -10,10 +10,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_engine::tls::Certificate;
-use gale_engine::tls::keys;
-use gale_engine::tls::managed::{Current, ManagedCertificate};
 use gale_runtime::{default_pool, now, sleep};
+use gale_tls::Certificate;
+use gale_tls::keys;
+use gale_tls::managed::{Current, ManagedCertificate};
 use serde_json::{Value, json};
 
 use super::challenge::{Guard, Question};
@@ -217,7 +217,7 @@ async fn finalize(
     let (wanted, key) = (certificate.wanted().clone(), key.to_owned());
     let has_common_name = client.issuer().has_common_name;
     let request = in_pool(move || keys::certificate_request(&wanted.names, &key, has_common_name)).await?;
-    let payload = json!({ "csr": gale_engine::tls::base64_url(&request) });
+    let payload = json!({ "csr": gale_tls::base64_url(&request) });
     let order: Order = client.post(&order.finalize, Some(payload)).await?.json()?;
     match order.status {
         State::Processing | State::Ready | State::Pending => {

@@ -18,10 +18,10 @@ use std::time::Duration;
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::service::{Context, Service};
-use gale_engine::tls::keys;
-use gale_engine::tls::managed::{Current, ManagedCertificate, Origin, write_atomically};
 use gale_runtime::{default_pool, random_u64, timeout, wall_seconds};
+use gale_tls::keys;
+use gale_tls::managed::{Current, ManagedCertificate, Origin, write_atomically};
+use gale_worker::service::{Context, Service};
 use serde_json::{Value, json};
 
 use super::client::{Account, AcmeClient, AcmeError};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use gale_engine::server_address::ServerAddress;
+use gale_config::server_address::ServerAddress;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Url {

@@ -16,18 +16,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gale_base::http_date::{Date, date_of};
 use gale_base::tally::Tally;
 use gale_engine::configuration::{Configuration, RESOLVERS};
-use gale_engine::resolver::ResolverZone;
-use gale_engine::traffic::{
-    ALL_HANDSHAKES, HandshakeFigures, ServerZone, Times, Traffic, TrafficFigures, UnverifiedFigures,
-};
-use gale_engine::upstream::Group;
-use gale_engine::worker::{Totals, reset_connections, reset_requests, totals_by_worker, totals_since_reset};
 use gale_engine::zone::Occupancy;
 use gale_http::cache::zone::{CacheZone, UseFigures};
 use gale_http::configuration::HttpConfiguration;
 use gale_http::upstream::caching::CacheStatus;
+use gale_resolver::ResolverZone;
 use gale_runtime::Moment;
 use gale_stream::session::configuration::StreamConfiguration;
+use gale_upstream::Group;
+use gale_worker::traffic::{
+    ALL_HANDSHAKES, HandshakeFigures, ServerZone, Times, Traffic, TrafficFigures, UnverifiedFigures,
+};
+use gale_worker::{Totals, reset_connections, reset_requests, totals_by_worker, totals_since_reset};
 use serde_json::{Map, Value, json};
 
 use super::answer::Fault;

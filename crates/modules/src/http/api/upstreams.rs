@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::units;
-use gale_engine::server_address::ServerAddress;
-use gale_engine::upstream::{
-    EditError, Group, GroupServer, HealthFigures, PeerReport, QueueFigures, ROUTE_LENGTH_MAX, ServerSettings, Standing,
-};
+use gale_config::server_address::ServerAddress;
 use gale_http::request::Request;
 use gale_http::request::phases::Flow;
 use gale_protocol::request::Method;
 use gale_runtime::{SocketAddress, default_pool};
+use gale_upstream::{
+    EditError, Group, GroupServer, HealthFigures, PeerReport, QueueFigures, ROUTE_LENGTH_MAX, ServerSettings, Standing,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -110,7 +110,7 @@ async fn send_list(request: &mut Request, servers: impl AsRef<[GroupServer]> + S
 async fn edit<T: Send + 'static>(
     request: &Request,
     group: &Arc<Group>,
-    change: impl FnOnce(&mut gale_engine::upstream::Editing) -> Result<T, EditError> + Send + 'static,
+    change: impl FnOnce(&mut gale_upstream::Editing) -> Result<T, EditError> + Send + 'static,
 ) -> Result<T, Fault> {
     let result = group.edit(change).await;
     match &result {

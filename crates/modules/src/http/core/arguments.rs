@@ -9,7 +9,6 @@ use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Diagnostic, Statement, Word, values};
 use gale_engine::configuration::{Builder, ScopeRef};
-use gale_engine::traffic::Traffic;
 use gale_http::configuration::builder::{self, InHttp};
 use gale_http::configuration::settings::{
     Aio, Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
@@ -21,6 +20,7 @@ use gale_http::request::post_action::PostAction;
 use gale_http::request::slow::SlowRequestLog;
 use gale_http::variables::template::{SizeTemplate, Template};
 use gale_runtime::files::RefusedLinks;
+use gale_worker::traffic::Traffic;
 
 use crate::core::log_level;
 use crate::shared::figures;

@@ -36,9 +36,8 @@ mod arguments;
 use std::sync::Arc;
 
 use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Takes, Updated, slot, values};
-use gale_engine::configuration::{Builder, MainSettings};
+use gale_engine::configuration::{Builder, MainSettings, parse_resolver};
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::resolver::ResolverSettings;
 use gale_http::configuration::builder;
 use gale_http::configuration::settings::{CoreSettings, TempPath};
 use gale_http::module::HttpPart;
@@ -712,7 +711,7 @@ const DIRECTIVES: &[Directive] = &[
         about: "Configures the name servers that resolve names of upstream servers: ADDRESS ... [valid=TIME] \
                 [ipv4=on|off] [ipv6=on|off].",
         store: &OneWith {
-            parse: |builder, statement| ResolverSettings::parse(builder, statement).map(Arc::new),
+            parse: |builder, statement| parse_resolver(builder, statement).map(Arc::new),
             slot: slot!(CoreSettings, resolver),
         },
     },

@@ -14,14 +14,14 @@ use std::time::Duration;
 use bstr::BString;
 use gale_config::Diagnostic;
 use gale_engine::configuration::{Builder, ScopeId, ServerId};
-use gale_engine::upstream::{AddressPass, CheckedPeer, PassTarget};
-use gale_engine::worker::Worker;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::own::OwnRequest;
 use gale_http::upstream::Http2Request;
 use gale_http::upstream::client::{Answer, note_server};
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_runtime::Bytes;
+use gale_upstream::{AddressPass, CheckedPeer, PassTarget};
+use gale_worker::Worker;
 
 use super::{Conf, MODULE};
 use crate::http::checking::{self, Asking, Failure, Kept, Question, Way};

@@ -21,7 +21,6 @@ use gale_base::log_level::Level;
 use gale_config::{Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::upstream::{AddressPass, BareAddress, TlsTarget};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
@@ -35,6 +34,7 @@ use gale_http::variables::template::SizeTemplate;
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::KnownHeader;
 use gale_runtime::Bytes;
+use gale_upstream::{AddressPass, BareAddress, TlsTarget};
 
 use crate::http::gateway;
 use crate::http::upstream_head::{SetHeader, append_uri, authority, write_client_fields, write_set_fields};

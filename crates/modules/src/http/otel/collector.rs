@@ -7,13 +7,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use gale_engine::server_address::ServerAddress;
-use gale_engine::service::{Context, Service};
+use gale_config::server_address::ServerAddress;
 use gale_http::upstream::client::{Answer, ClientError, ClientRequest, Patience};
 use gale_http::upstream::{Http2Request, PassingTls};
 use gale_protocol::http1::request_writer::{Unwritable, write_field};
 use gale_protocol::request::Method;
 use gale_runtime::{Bytes, ConnectOptions, SocketAddress};
+use gale_worker::service::{Context, Service};
 use prost::Message;
 
 use super::exporter::{Endpoint, Exporter};

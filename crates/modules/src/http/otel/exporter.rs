@@ -22,17 +22,17 @@ use std::time::Duration;
 
 use bstr::{BStr, BString, ByteSlice};
 use gale_base::log_level::Level;
+use gale_config::server_address::ServerAddress;
 use gale_config::{Diagnostic, Setting, Span, Statement, Word, values};
 use gale_engine::configuration::Builder;
-use gale_engine::server_address::ServerAddress;
-use gale_engine::service::{Context, Service, ServiceSpec};
-use gale_engine::tls::TlsClient;
-use gale_engine::tls::settings::{TlsClientSettings, Versions};
 use gale_engine::virtual_servers::TlsClientDraft;
-use gale_engine::worker::totals_by_worker;
 use gale_http::configuration::builder::InHttp;
 use gale_protocol::request::{KnownHeader, Scheme};
 use gale_runtime::{Moment, now, sleep, timeout};
+use gale_tls::TlsClient;
+use gale_tls::settings::{TlsClientSettings, Versions};
+use gale_worker::service::{Context, Service, ServiceSpec};
+use gale_worker::totals_by_worker;
 
 use super::collector::{Collector, Taken};
 use super::messages::{

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use gale_base::tally::Tally;
-use gale_engine::worker::Worker;
 use gale_runtime::Notify;
+use gale_worker::Worker;
 
 /// Maximum size of a batch's spans, in bytes. Collectors usually accept messages of 4 MiB; one of this size is encoded
 /// in a fraction of a millisecond.

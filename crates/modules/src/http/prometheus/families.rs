@@ -9,21 +9,21 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use gale_base::histogram::Snapshot;
 use gale_base::tally::Tally;
 use gale_engine::configuration::RESOLVERS;
-use gale_engine::resolver::{ResolverFigures, ResolverZone};
-use gale_engine::traffic::{
-    ALL_HANDSHAKES, CLASSES, HandshakeFigures, ServerZone, Traffic, TrafficFigures, UnverifiedFigures,
-};
-use gale_engine::upstream::{Group, PeerReport, ReportedPeers};
-use gale_engine::worker::{Totals, totals, totals_by_worker};
 use gale_engine::zone::NamedZones;
 use gale_http::cache::zone::{CacheZone, Counters};
 use gale_http::configuration::HttpConfiguration;
 use gale_http::upstream::caching::CacheStatus;
+use gale_resolver::{ResolverFigures, ResolverZone};
 use gale_runtime::stall::StallKind;
 use gale_runtime::watchdog::ListenerStatus;
 use gale_runtime::{DeviceStatus, FileCounters, Moment, PoolStatus, Remote, Rung};
 use gale_stream::session::configuration::StreamConfiguration;
 use gale_stream::session::loss::Loss;
+use gale_upstream::{Group, PeerReport, ReportedPeers};
+use gale_worker::traffic::{
+    ALL_HANDSHAKES, CLASSES, HandshakeFigures, ServerZone, Traffic, TrafficFigures, UnverifiedFigures,
+};
+use gale_worker::{Totals, totals, totals_by_worker};
 
 use super::text::{Kind, Out, label, seconds};
 use crate::http::api::View;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gale_base::crc32;
 use gale_base::histogram::Snapshot;
-use gale_engine::traffic::Times;
+use gale_worker::traffic::Times;
 
 /// Maximum length of a label's value, in bytes. A longer one is truncated and gets a checksum, which keeps it unique.
 const LABEL_BYTES_MAX: usize = 256;

@@ -16,14 +16,15 @@ use bstr::{BStr, BString};
 use gale_base::units;
 use gale_config::{Diagnostic, Statement};
 use gale_engine::configuration::{Builder, ScopeId, ServerId};
-use gale_engine::upstream::CheckedPeer;
-use gale_engine::worker::Worker;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::own::OwnRequest;
 use gale_http::upstream::client::{ClientRequest, note_answer, note_server};
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::{Method, Version};
 use gale_runtime::Bytes;
+use gale_upstream::CheckedPeer;
+use gale_upstream::PassTarget;
+use gale_worker::Worker;
 
 use super::matching::{Match, check_status};
 use super::target::Pass;
@@ -32,7 +33,6 @@ use crate::http::checking::{self, Asking, Failure, Kept, Question, Way};
 use crate::http::grpc;
 use crate::shared::health_check::{Failed, Rules, parameter};
 use crate::shared::limits::invalid_parameter;
-use gale_engine::upstream::PassTarget;
 
 /// The check of a location, before its settings are complete.
 #[derive(Clone)]

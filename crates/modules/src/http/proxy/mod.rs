@@ -33,7 +33,6 @@ use gale_config::{
 };
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::upstream::ProxyVersion;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
@@ -52,6 +51,7 @@ use gale_http::variables::template::Template;
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::{KnownHeader, Method, Version};
 use gale_runtime::Bytes;
+use gale_upstream::ProxyVersion;
 
 use self::cookies::{CookieFlags, Rewrites};
 use self::redirect::Redirects;

@@ -13,13 +13,13 @@ use bstr::ByteSlice;
 use gale_base::log_level::Level;
 use gale_config::{Diagnostic, Statement};
 use gale_engine::configuration::Builder;
-use gale_engine::upstream::{PassTarget, Selection, Upstream, UpstreamTarget};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::upstream::{ReplacedPath, ServerNames};
 use gale_http::variables::template::Template;
 use gale_protocol::request::Scheme;
 use gale_protocol::uri::escape::{Class, escape};
+use gale_upstream::{PassTarget, Selection, Upstream, UpstreamTarget};
 
 use super::Conf;
 use crate::http::upstream_head::{append_changed_uri, append_uri};

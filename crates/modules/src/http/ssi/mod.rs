@@ -20,7 +20,6 @@ use std::io::Write;
 use std::rc::Rc;
 
 use gale_config::{Body as BlockBody, Contexts, Diagnostic, ManyWith, One, Setting, Statement, Takes, slot, values};
-use gale_engine::log::{Zone, format_time};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::media_types::MediaTypes;
 use gale_http::module::HttpPart;
@@ -28,6 +27,7 @@ use gale_http::request::Request;
 use gale_http::request::body::Body;
 use gale_http::request::filters::Change;
 use gale_http::variables::Variable;
+use gale_log::{Zone, format_time};
 
 use self::document::Document;
 

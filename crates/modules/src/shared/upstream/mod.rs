@@ -13,7 +13,7 @@
 //!   sticky cookie | route | learn ...;  ntlm;
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
 //!
-//! This file parses the directives; the engine implements them ([`gale_engine::upstream`]).
+//! This file parses the directives; [`gale_upstream`] implements them.
 
 mod server;
 mod sticky;
@@ -23,13 +23,13 @@ use std::sync::Arc;
 
 use gale_base::units;
 use gale_config::{Body, Contexts, Custom, Diagnostic, Setting, Severity, Statement, Takes, values};
-use gale_engine::configuration::{Builder, ZoneSize};
+use gale_engine::configuration::{Builder, ZoneSize, parse_resolver};
 use gale_engine::module::Directive;
-use gale_engine::resolver::ResolverSettings;
-use gale_engine::upstream::{
-    Balance, GroupDraft, HasUpstreams, LeastTime, OutlierSettings, Preference, QueueSettings, RetryBudgetSettings,
-};
 use gale_engine::variables::subject::Subject;
+use gale_upstream::{
+    Balance, GroupDraft, HasUpstreams, LeastTime, OutlierSettings, Preference, QueueSettings, RetryBudgetSettings,
+    upstreams_of,
+};
 
 use super::limits::invalid_parameter;
 
@@ -218,14 +218,14 @@ where
     S::Block: HasUpstreams<S>,
 {
     let name = &statement.args[0];
-    builder.upstreams::<S>().open(&name.text, name.span)?;
+    upstreams_of::<S>(builder).open(&name.text, name.span)?;
     let scope = builder.scope;
     let errors =
         |builder: &Builder| builder.diagnostics.iter().filter(|found| found.severity == Severity::Emerg).count();
     let errors_before = errors(builder);
     builder.walk(statement.body(), S::Block::INSIDE, scope);
     let is_understood = errors(builder) == errors_before;
-    let group = builder.upstreams::<S>().current();
+    let group = upstreams_of::<S>(builder).current();
     match (group.servers.first(), group.state.is_set()) {
         (None, false) if is_understood => {
             let end = statement.block_end.unwrap_or(name.span);
@@ -247,7 +247,7 @@ where
 {
     let path = builder.full_path(&statement.args[0].text);
     once::<S, _>(builder, statement, |group| &mut group.state, |_| Ok(PathBuf::new()))?;
-    builder.upstreams::<S>().current().state.set(path, Some(statement.args[0].span));
+    upstreams_of::<S>(builder).current().state.set(path, Some(statement.args[0].span));
     Ok(())
 }
 
@@ -261,7 +261,7 @@ fn once<S: Subject, T>(
 where
     S::Block: HasUpstreams<S>,
 {
-    let setting = setting(builder.upstreams::<S>().current());
+    let setting = setting(upstreams_of::<S>(builder).current());
     if setting.is_set() {
         return Err(statement.directive_error("is duplicate"));
     }
@@ -297,7 +297,7 @@ fn choose_by<S: Subject>(builder: &mut Builder, statement: &Statement, balance: 
 where
     S::Block: HasUpstreams<S>,
 {
-    let setting = &mut builder.upstreams::<S>().current().balance;
+    let setting = &mut upstreams_of::<S>(builder).current().balance;
     let earlier = setting.span();
     setting.set(balance, Some(statement.span));
     if let Some(earlier) = earlier {
@@ -333,7 +333,7 @@ where
         Some(word) => return Err(invalid_parameter(word)),
     };
     choose_by::<S>(builder, statement, balance);
-    builder.upstreams::<S>().current().key = Some(key);
+    upstreams_of::<S>(builder).current().key = Some(key);
     Ok(())
 }
 
@@ -460,10 +460,10 @@ fn resolver<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement
 where
     S::Block: HasUpstreams<S>,
 {
-    if builder.upstreams::<S>().current().resolver.is_set() {
+    if upstreams_of::<S>(builder).current().resolver.is_set() {
         return Err(statement.directive_error("is duplicate"));
     }
-    let settings = Arc::new(ResolverSettings::parse(builder, statement)?);
-    builder.upstreams::<S>().current().resolver.set(settings, Some(statement.span));
+    let settings = Arc::new(parse_resolver(builder, statement)?);
+    upstreams_of::<S>(builder).current().resolver.set(settings, Some(statement.span));
     Ok(())
 }

@@ -1,14 +1,14 @@
 //! Parser of `server ADDRESS …` in a group.
 
 use gale_base::units;
+use gale_config::server_address::ServerAddress;
 use gale_config::{Diagnostic, Statement, Word};
 use gale_engine::configuration::Builder;
-use gale_engine::server_address::ServerAddress;
-use gale_engine::upstream::{
-    Balance, HasUpstreams, ROUTE_LENGTH_MAX, ServerDraft, ServerSettings, ServerSource, Standing,
-};
 use gale_engine::variables::subject::Subject;
 use gale_runtime::SocketAddress;
+use gale_upstream::{
+    Balance, HasUpstreams, ROUTE_LENGTH_MAX, ServerDraft, ServerSettings, ServerSource, Standing, upstreams_of,
+};
 
 use crate::shared::limits::invalid_parameter;
 
@@ -27,7 +27,7 @@ pub(super) fn server<S: Subject>(_: &mut (), builder: &mut Builder, statement: &
 where
     S::Block: HasUpstreams<S>,
 {
-    let group = builder.upstreams::<S>().current();
+    let group = upstreams_of::<S>(builder).current();
     let balance = group.balance.get_opt().copied().unwrap_or_default();
     let (name, words) = statement.args.split_first().expect("an argument");
     let mut parameters = Parameters::default();
@@ -40,7 +40,7 @@ where
     }
     let source = source(name, &parameters)?;
     let server = ServerDraft { name: name.text.clone(), span: name.span, source, settings: parameters.settings };
-    builder.upstreams::<S>().current().servers.push(server);
+    upstreams_of::<S>(builder).current().servers.push(server);
     Ok(())
 }
 

@@ -7,9 +7,11 @@ use bstr::{BString, ByteSlice};
 use gale_base::units;
 use gale_config::{Diagnostic, Statement, Word};
 use gale_engine::configuration::{Builder, ZONE_BYTES_MIN, ZoneSize};
-use gale_engine::upstream::{CookieExpires, HasUpstreams, Sessions, Sticky, StickyCookie, StickyLearn, is_same_site};
 use gale_engine::variables::VariableId;
 use gale_engine::variables::subject::Subject;
+use gale_upstream::{
+    CookieExpires, HasUpstreams, Sessions, Sticky, StickyCookie, StickyLearn, is_same_site, upstreams_of,
+};
 
 use crate::shared::variable_name;
 
@@ -25,7 +27,7 @@ pub(super) fn sticky<S: Subject>(_: &mut (), builder: &mut Builder, statement: &
 where
     S::Block: HasUpstreams<S>,
 {
-    if builder.upstreams::<S>().current().sticky.is_set() {
+    if upstreams_of::<S>(builder).current().sticky.is_set() {
         return Err(statement.directive_error("is duplicate"));
     }
     let (kind, parameters) = statement.args.split_first().expect("two arguments");
@@ -38,7 +40,7 @@ where
         b"learn" => Sticky::Learn(learn::<S>(builder, statement, parameters)?),
         _ => return Err(unknown_parameter(kind)),
     };
-    builder.upstreams::<S>().current().sticky.set(sticky, Some(statement.span));
+    upstreams_of::<S>(builder).current().sticky.set(sticky, Some(statement.span));
     Ok(())
 }
 
@@ -195,7 +197,7 @@ fn sessions<S: Subject>(
 where
     S::Block: HasUpstreams<S>,
 {
-    let group = BString::from(builder.upstreams::<S>().current().name().to_vec());
+    let group = BString::from(upstreams_of::<S>(builder).current().name().to_vec());
     let zone = builder.declare_zone::<SessionZone>(ZONE, size, statement.span)?;
     if let Some(SessionZone(other)) = zone.declared() {
         let message = format!("sticky zone \"{}\" is already used in upstream \"{other}\"", size.name);
