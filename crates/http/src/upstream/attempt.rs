@@ -110,17 +110,17 @@ impl PassingTls {
     /// # Panics
     /// The scope was not prepared for TLS.
     pub fn new(settings: &UpstreamSettings, host: &[u8]) -> PassingTls {
-        let client = settings.tls_client.as_ref().and_then(|client| client.get());
+        let client = settings.tls.client.as_ref().and_then(|client| client.get());
         let client = Arc::clone(client.expect("scopes that may speak TLS were prepared for it"));
         PassingTls { client, name: without_port(host).into(), certificate: None }
     }
 
     /// Evaluates the location's names for the request and the chosen server.
     pub fn evaluate(&mut self, request: &Request, settings: &UpstreamSettings) {
-        if let Some(name) = settings.tls_name.get_opt() {
+        if let Some(name) = settings.tls.name.get_opt() {
             self.name = without_port(&name.evaluate(request)).into();
         }
-        if let Some((own, key)) = &settings.tls_certificate {
+        if let Some((own, key)) = &settings.tls.certificate {
             self.certificate = Some((own.evaluate(request), key.evaluate(request)));
         }
     }
@@ -171,13 +171,13 @@ enum Failure {
 
 /// Passes a request on and creates the response. Failures are logged.
 pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
-    if !*passing.settings.request_dynamic.get()
+    if !*passing.settings.head.request_dynamic.get()
         && let Err(status) = (passing.write)(request, passing)
     {
         return Flow::Respond(status);
     }
     let records = Records::begin(request);
-    let settings_max = Some(*passing.settings.request_timeout.get()).filter(|time_max| !time_max.is_zero());
+    let settings_max = Some(*passing.settings.deadline.request_timeout.get()).filter(|time_max| !time_max.is_zero());
     let Some(time_max) = settings_max.into_iter().chain(passing.time_max).min() else {
         return try_servers(request, passing, &records).await;
     };
@@ -221,7 +221,7 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
         tries += 1;
         records.add(Arc::clone(chosen.shared_name()), started);
         records.last().queue_time = queue_time;
-        if *passing.settings.request_dynamic.get()
+        if *passing.settings.head.request_dynamic.get()
             && let Err(status) = (passing.write)(request, passing)
         {
             return end_unwritten(records, &mut chosen, status);
@@ -392,10 +392,10 @@ impl Passing<'_> {
     /// True if the location allows to try the next server after `tries` tries since `began`.
     fn may_retry(&self, request: &Request, on: RetryOn, progress: &Progress, tries: u64, began: Moment) -> bool {
         let settings = self.settings;
-        let tries_max = *settings.next_upstream_tries.get();
-        let time_max = *settings.next_upstream_timeout.get();
+        let tries_max = *settings.retry.next_upstream_tries.get();
+        let time_max = *settings.retry.next_upstream_timeout.get();
         let on = if progress.is_sent && !is_idempotent(request) { on.or(RetryOn::NON_IDEMPOTENT) } else { on };
-        settings.next_upstream.get().has(on)
+        settings.retry.next_upstream.get().has(on)
             && (tries_max == 0 || tries < tries_max)
             && !progress.has_taken_body
             && (time_max.is_zero() || gale_runtime::now().since(began) < time_max)
@@ -517,7 +517,7 @@ fn failure_of(
         None => records.last().bytes_received > 0,
     };
     let is_unprocessed = matches!(end, End::Unprocessed);
-    let repeats_anything = passing.settings.next_upstream.get().has(RetryOn::NON_IDEMPOTENT);
+    let repeats_anything = passing.settings.retry.next_upstream.get().has(RetryOn::NON_IDEMPOTENT);
     let may_be_sent_again =
         !progress.has_taken_body && (is_idempotent(request) || answering.sent() == 0 || repeats_anything);
     let is_stale = answering.is_reused() && !received && may_be_sent_again && end.is_of_connection();
@@ -675,7 +675,7 @@ async fn finish_opening(
         None => Transport::Plain(stream),
         Some(tls) => {
             // As in nginx the handshake has the connect timeout again.
-            let timeout = *passing.settings.connect_timeout.get();
+            let timeout = *passing.settings.connect.connect_timeout.get();
             let client = tls.client().await.map_err(|failure| {
                 request.log(Level::Error, format_args!("{failure} while {SHAKING_HANDS}"));
                 Failure::Final(500)
@@ -707,7 +707,7 @@ async fn introduce(
 ) -> Result<(), Failure> {
     let mut output = Output::new();
     output.push(header);
-    match gale_runtime::timeout(*settings.send_timeout.get(), stream.send_all(&mut output)).await {
+    match gale_runtime::timeout(*settings.exchange.send_timeout.get(), stream.send_all(&mut output)).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => {
             let error = OsErrorText(&error);
@@ -730,7 +730,7 @@ async fn share(
     let settings = passing.settings;
     let key = pool_key(request, passing, chosen);
     let destination = Destination::new(key, chosen.connections());
-    let until = gale_runtime::now() + *settings.connect_timeout.get();
+    let until = gale_runtime::now() + *settings.connect.connect_timeout.get();
     loop {
         let left = until.since(gale_runtime::now());
         let (connection, is_reused) = match http2::find(&request.worker().common, &destination, progress.avoided) {

@@ -164,12 +164,12 @@ impl UpstreamBody {
         storing: Option<Box<Storing>>,
     ) -> UpstreamBody {
         let settings = passing.settings;
-        let silence_max = *settings.read_timeout.get();
-        let rate = settings.limit_rate.get().evaluate(request);
+        let silence_max = *settings.exchange.read_timeout.get();
+        let rate = settings.response_body.limit_rate.get().evaluate(request);
         let spill_options = || SpillOptions {
             memory_max: usize::try_from(settings.buffers_bytes()).unwrap_or(usize::MAX),
-            file_max: *settings.max_temp_file_size.get(),
-            place: SpoolPath::Unnamed(settings.temp_path.get().clone()),
+            file_max: *settings.response_body.max_temp_file_size.get(),
+            place: SpoolPath::Unnamed(settings.response_body.temp_path.get().clone()),
             pool: FileOptions::of(request, &request.scope().core).and_then(|options| options.pool),
         };
         let deadline = answering.records.deadline();
@@ -187,7 +187,7 @@ impl UpstreamBody {
             file_is_logged: false,
             client_took: true,
             flushing: Flushing::of(request, is_buffered),
-            patience: if *settings.ignore_client_abort.get() { HANDLER_PATIENCE } else { Duration::ZERO },
+            patience: if *settings.request_body.ignore_client_abort.get() { HANDLER_PATIENCE } else { Duration::ZERO },
         };
         if let Some(piece) = came.first {
             body.store(request, &piece);

@@ -49,7 +49,12 @@ impl Exclusive {
     pub fn begin(passing: &Passing<'_>, wire: &Alone<'_>, connection: Connection) -> Exclusive {
         Exclusive {
             connection: Some(connection),
-            sending: Sending::new(wire.head.clone(), &passing.body, wire.framing, *passing.settings.send_timeout.get()),
+            sending: Sending::new(
+                wire.head.clone(),
+                &passing.body,
+                wire.framing,
+                *passing.settings.exchange.send_timeout.get(),
+            ),
             reader: (wire.reader)(),
         }
     }
@@ -74,7 +79,7 @@ impl Exclusive {
         context: &mut Context<'_>,
     ) -> Poll<Result<Box<UpstreamHead>, End>> {
         let head_max = settings.head_max();
-        let read_timeout = *settings.read_timeout.get();
+        let read_timeout = *settings.exchange.read_timeout.get();
         let Exclusive { connection, sending, reader } = self;
         let connection = connection.as_mut().expect("the response has not ended");
         if reader.is_tunnel()

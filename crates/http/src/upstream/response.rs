@@ -96,7 +96,7 @@ impl Interim {
             request.log(Level::Info, format_args!("upstream sent too big early hints"));
             return;
         }
-        let passed = fields.iter().filter(|field| passes_beside_head(&settings.hidden, &field.name));
+        let passed = fields.iter().filter(|field| passes_beside_head(&settings.head.hidden, &field.name));
         let passed = passed.map(|field| (Bytes::copy_from_slice(&field.name), Bytes::copy_from_slice(&field.value)));
         request.send_early_hints(&passed.collect::<Vec<_>>());
     }
@@ -173,13 +173,13 @@ pub(super) fn begin(
     if caching::asks_for_whole(request) && matches!(request.method(), Method::Get | Method::Head) {
         // The server was asked for the whole response, without the client's conditions.
         caching::finish_head(request, settings);
-    } else if *settings.force_ranges.get() {
+    } else if *settings.response_body.force_ranges.get() {
         request.response.allows_ranges = true;
         request.response.remove(ResponseField::AcceptRanges);
     }
-    request.response.has_trailers = head.may_have_trailers && *settings.pass_trailers.get();
+    request.response.has_trailers = head.may_have_trailers && *settings.http.pass_trailers.get();
     if request.response.has_trailers {
-        answering.hidden_in_trailers = Some(Arc::clone(&settings.hidden));
+        answering.hidden_in_trailers = Some(Arc::clone(&settings.head.hidden));
     }
     if !is_buffered {
         // An unbuffered response has the server's rate.
@@ -199,7 +199,7 @@ pub(super) fn intercept(
     if status == 404 && settings.answers_not_found {
         return Some(404);
     }
-    if !*settings.intercept_errors.get() || status < 300 || !has_error_page(request, status) {
+    if !*settings.head.intercept_errors.get() || status < 300 || !has_error_page(request, status) {
         return None;
     }
     if status == 401 {
@@ -218,7 +218,7 @@ fn first_value(fields: &FieldList, known: ResponseField) -> Option<&[u8]> {
 
 /// Obeys `X-Accel-Limit-Rate`, `X-Accel-Charset` and `X-Accel-Redirect`. Returns the redirect of the last one.
 pub(super) fn obey_head(request: &mut Request, settings: &UpstreamSettings, fields: &FieldList) -> Option<Flow> {
-    let ignored = settings.ignored;
+    let ignored = settings.head.ignored;
     let rate = first_value(fields, ResponseField::XAccelLimitRate);
     if let Some(rate) = rate.filter(|_| !ignored.has(Ignored::X_ACCEL_LIMIT_RATE))
         && let Some(rate) = units::parse_number(rate)
@@ -236,12 +236,12 @@ pub(super) fn obey_head(request: &mut Request, settings: &UpstreamSettings, fiel
 
 /// True if the response is read ahead of the client.
 fn is_buffered(settings: &UpstreamSettings, fields: &FieldList) -> bool {
-    let ignored = settings.ignored;
+    let ignored = settings.head.ignored;
     let text = first_value(fields, ResponseField::XAccelBuffering);
     match text.filter(|_| !ignored.has(Ignored::X_ACCEL_BUFFERING)) {
         Some(text) if text.eq_ignore_ascii_case(b"no") => false,
         Some(text) if text.eq_ignore_ascii_case(b"yes") => true,
-        _ => *settings.buffering.get(),
+        _ => *settings.response_body.buffering.get(),
     }
 }
 
@@ -302,7 +302,7 @@ fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Box<Ans
 }
 
 fn tunnel(passing: &Passing<'_>, answering: Box<Answering>) -> Flow {
-    Flow::Upgrade(Box::new(UpstreamTunnel::new(answering, *passing.settings.read_timeout.get())))
+    Flow::Upgrade(Box::new(UpstreamTunnel::new(answering, *passing.settings.exchange.read_timeout.get())))
 }
 
 fn has_error_page(request: &Request, status: u16) -> bool {
@@ -356,9 +356,9 @@ pub(super) fn copy_head(
     response.reason = head.reason.clone().map(|phrase| Reason { status: head.status, phrase });
     response.content_length = head.length;
     response.is_from_upstream = true;
-    response.omits_server = settings.leaves_server_field && !fields.has(ResponseField::Server);
+    response.omits_server = settings.head.leaves_server_field && !fields.has(ResponseField::Server);
     for field in fields.iter() {
-        if settings.hidden.has(&field.name) {
+        if settings.head.hidden.has(&field.name) {
             continue;
         }
         let add = |request: &mut Request, value| request.response.add(field.name.clone(), value);

@@ -1,119 +1,105 @@
-//! Settings of a location for passing requests on, whatever the protocol: `proxy_read_timeout`, `fastcgi_read_timeout`
-//! and so on are the same setting. (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
+//! Settings of a location for passing requests on, in groups: `proxy_read_timeout`, `fastcgi_read_timeout` and so on are
+//! the same setting. (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
+//!
+//! ```text
+//!  connect, socket_buffers, http     the connection                         (connect.rs)
+//!  exchange, deadline                times and the buffer of an exchange    (exchange.rs)
+//!  retry, stale                      failures that are answered otherwise   (retry.rs)
+//!  head                              fields of requests and responses       (head.rs)
+//!  request_body, response_body       bodies                                 (body.rs)
+//!  tls                               TLS to servers                         (tls.rs)
+//!  cache, store                      copies of responses
+//! ```
+//!
+//! A protocol names its groups (`protocol.rs`). A group that it lacks has fixed values, so a request reads the settings
+//! of every protocol in the same way.
+
+mod body;
+mod connect;
+mod exchange;
+mod head;
+mod protocol;
+mod retry;
+mod tls;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use bstr::BString;
-use gale_config::{Diagnostic, Setting};
-use gale_protocol::proxy_protocol::Transport;
 use gale_protocol::response::ResponseField;
-use gale_runtime::{ConnectOptions, SocketAddress};
-use gale_spool::TempPath;
-use gale_tls::TlsClient;
-use gale_tls::settings::TlsClientSettings;
-use gale_upstream::{Bind, ProxyVersion};
 
-use crate::cache::settings::CacheSettings;
-use crate::request::Request;
+pub use self::body::{RequestBodySettings, ResponseBodySettings};
+pub use self::connect::{ConnectSettings, HttpServerSettings, SocketBufferSettings};
+pub use self::exchange::{DeadlineSettings, ExchangeSettings};
+pub use self::head::HeadSettings;
+pub use self::protocol::{HasGroup, SettingsGroup, UpstreamOf, UpstreamProtocol};
+pub use self::retry::{RetrySettings, StaleSettings};
+pub use self::tls::ServerTlsSettings;
+pub use crate::cache::settings::CacheSettings;
 use crate::request::response::FieldName;
-use crate::request::variables::template::{SizeTemplate, Template, any_is_true};
-use crate::upstream::store::StoreSettings;
+pub use crate::upstream::store::StoreSettings;
 
-/// Settings of a location. The names are those of the directives without the prefix of their module.
-#[derive(Default)]
-pub struct UpstreamSettings {
-    /// Unique number, since connections may be kept for one location alone.
-    pub id: usize,
-    /// The local address of connections.
-    pub bind: Setting<Option<Bind<Request>>>,
-    /// Accepted; the local address is always evaluated for each attempt.
-    pub bind_dynamic: Setting<bool>,
-    /// The chosen server is used only if all values are non-empty and not `0`.
-    pub allow_upstream: Setting<Vec<Vec<Template>>>,
-    /// Version of the PROXY protocol header sent to servers.
-    pub proxy_protocol: Setting<ProxyVersion>,
-    /// `SO_KEEPALIVE`
-    pub socket_keepalive: Setting<bool>,
-    /// `SO_RCVBUF` in bytes; 0 for the kernel's default.
-    pub socket_rcvbuf: Setting<u64>,
-    /// `SO_SNDBUF` in bytes; 0 for the kernel's default.
-    pub socket_sndbuf: Setting<u64>,
-    /// Timeout for connecting.
-    pub connect_timeout: Setting<Duration>,
-    /// Timeout between two writes of a request.
-    pub send_timeout: Setting<Duration>,
-    /// Timeout between two reads of a response.
-    pub read_timeout: Setting<Duration>,
-    /// Timeout from the first attempt to the end of the response; 0 for none.
-    pub request_timeout: Setting<Duration>,
-    /// Conditions under which the next server is tried.
-    pub next_upstream: Setting<RetryOn>,
-    /// Maximum number of attempts; 0 for no limit.
-    pub next_upstream_tries: Setting<u64>,
-    /// Time limit for further attempts; 0 for none.
-    pub next_upstream_timeout: Setting<Duration>,
-    /// Maximum length of a response's head, in bytes.
-    pub buffer_size: Setting<u64>,
-    /// Number and size of the buffers for a response ahead of its client in memory.
-    pub buffers: Setting<(u64, u64)>,
-    /// Accepted without effect: the client's side bounds the data being sent.
-    pub busy_buffers_size: Setting<u64>,
-    /// Read responses ahead of the client.
-    pub buffering: Setting<bool>,
-    /// Write the request anew for each server.
-    pub request_dynamic: Setting<bool>,
-    /// Read the request's body completely first.
-    pub request_buffering: Setting<bool>,
-    /// Maximum length of a response's temporary file, in bytes.
-    pub max_temp_file_size: Setting<u64>,
-    /// Accepted without effect: the spool combines its writes.
-    pub temp_file_write_size: Setting<u64>,
-    /// Directory of temporary files.
-    pub temp_path: Setting<TempPath>,
-    /// Continue a request after its client has left.
-    pub ignore_client_abort: Setting<bool>,
-    /// Apply `error_page` to errors of the server, too.
-    pub intercept_errors: Setting<bool>,
-    /// Replace every 404 of the server by Gale's own.
-    pub answers_not_found: bool,
-    /// Support ranges even if the server does not announce them.
-    pub force_ranges: Setting<bool>,
-    /// Pass trailers of responses on.
-    pub pass_trailers: Setting<bool>,
-    /// Bytes of a response read per second; 0 for no limit.
-    pub limit_rate: Setting<SizeTemplate>,
-    /// Pass the client's fields on.
-    pub pass_request_headers: Setting<bool>,
-    /// Pass the request's body on.
-    pub pass_request_body: Setting<bool>,
-    /// Fields to hide, besides the default ones.
-    pub hide_header: Setting<Vec<BString>>,
-    /// Fields of the default ones that are not hidden.
-    pub pass_header: Setting<Vec<BString>>,
-    /// Pass the server's `Server` field on, and add none if it is missing.
-    pub leaves_server_field: bool,
-    /// Fields of a response that Gale ignores.
-    pub ignore_headers: Setting<Vec<Ignored>>,
-    /// Bits of `ignore_headers`.
-    pub ignored: Ignored,
-    /// TLS settings for connections to servers: `ssl_…`.
-    pub tls: TlsClientSettings,
-    /// Name for the server's certificate and SNI; by default the host of the URL.
-    pub tls_name: Setting<Template>,
-    /// Names of the client certificate and its key, if they contain variables.
-    pub tls_certificate: Option<(Template, Template)>,
-    /// The client made from `tls`, if connections may use TLS; set once the configuration is complete.
-    pub tls_client: Option<Arc<OnceLock<Arc<TlsClient>>>>,
-    /// Settings of the location's cache: `cache_…`.
-    pub cache: CacheSettings,
-    /// Settings for storing responses as files: `store`, `store_access`.
-    pub store: StoreSettings,
-    /// Conditions under which a stale response is used: `cache_use_stale`.
-    pub cache_use_stale: Setting<RetryOn>,
-    /// The fields to hide, from `hide_header` and `pass_header`.
-    pub hidden: Arc<HiddenFields>,
+/// Makes [`UpstreamSettings`] and its groups.
+macro_rules! groups {
+    ($($(#[$doc:meta])* $field:ident: $group:ty,)*) => {
+        /// Settings of a location. The names are those of the directives without the prefix of their module.
+        pub struct UpstreamSettings {
+            /// Unique number, since connections may be kept for one location alone.
+            pub id: usize,
+            /// Replace every 404 of the server by Gale's own.
+            pub answers_not_found: bool,
+            $($(#[$doc])* pub $field: $group,)*
+        }
+
+        impl UpstreamSettings {
+            /// The settings of a protocol without directives.
+            pub fn without_groups() -> UpstreamSettings {
+                UpstreamSettings {
+                    id: 0,
+                    answers_not_found: false,
+                    $($field: <$group as SettingsGroup>::absent(),)*
+                }
+            }
+        }
+
+        $(impl protocol::PartOfSettings for $group {
+            fn of(settings: &UpstreamSettings) -> &$group {
+                &settings.$field
+            }
+
+            fn of_mut(settings: &mut UpstreamSettings) -> &mut $group {
+                &mut settings.$field
+            }
+        })*
+    };
+}
+
+groups! {
+    /// Opening of connections.
+    connect: ConnectSettings,
+    /// Sizes of the kernel's buffers.
+    socket_buffers: SocketBufferSettings,
+    /// Settings of HTTP servers alone.
+    http: HttpServerSettings,
+    /// Timeouts between two reads or writes, and the buffer.
+    exchange: ExchangeSettings,
+    /// Time limit of a whole request.
+    deadline: DeadlineSettings,
+    /// Attempts with further servers.
+    retry: RetrySettings,
+    /// Use of stale responses.
+    stale: StaleSettings,
+    /// Fields of requests and responses.
+    head: HeadSettings,
+    /// Passing of the client's request.
+    request_body: RequestBodySettings,
+    /// Reading of responses ahead of the client.
+    response_body: ResponseBodySettings,
+    /// TLS to servers.
+    tls: ServerTlsSettings,
+    /// The location's cache.
+    cache: CacheSettings,
+    /// Storing of responses as files.
+    store: StoreSettings,
 }
 
 macro_rules! bits {
@@ -134,7 +120,7 @@ macro_rules! bits {
             }
 
             /// Their bits.
-            pub fn bits(self) -> u32 {
+            pub const fn bits(self) -> u32 {
                 self.0
             }
 
@@ -262,110 +248,14 @@ impl HiddenFields {
 }
 
 impl UpstreamSettings {
-    /// Maximum length of a response's head, in bytes.
-    pub fn head_max(&self) -> usize {
-        usize::try_from(*self.buffer_size.get()).unwrap_or(usize::MAX)
+    /// Leaves a group to the directives of a protocol.
+    pub fn begin<G: SettingsGroup>(&mut self) {
+        *G::of_mut(self) = G::default();
     }
 
-    /// Completes settings that have already inherited from the outer scope. `prefix` is that of the directives,
-    /// `hidden` the fields hidden by default.
-    ///
-    /// # Errors
-    /// Sizes that contradict each other, in nginx's words.
-    pub fn complete(&mut self, prefix: &str, hidden: &[&str]) -> Result<(), Diagnostic> {
+    /// Gives the location a number of its own.
+    fn number(&mut self) {
         static IDS: AtomicUsize = AtomicUsize::new(1);
         self.id = IDS.fetch_add(1, Ordering::Relaxed);
-        let ignored = self.ignore_headers.get_opt().map(Vec::as_slice).unwrap_or_default();
-        self.ignored = ignored.iter().fold(Ignored::default(), |all, more| all.or(*more));
-        for of_some_modules in [&mut self.pass_trailers, &mut self.request_dynamic] {
-            if !of_some_modules.is_set() {
-                of_some_modules.set(false, None);
-            }
-        }
-        let list = |setting: &Setting<Vec<BString>>| setting.get_opt().cloned().unwrap_or_default();
-        self.hidden = Arc::new(HiddenFields::new(hidden, &list(&self.hide_header), &list(&self.pass_header)));
-        let (count, size) = *self.buffers.get();
-        let head = *self.buffer_size.get();
-        let error = |setting_name: &str, text: String| Diagnostic::emerg(format!("\"{prefix}_{setting_name}\" {text}"));
-        if count < 2 {
-            return Err(error("buffers", "must be at least 2 buffers".to_owned()).at_opt(self.buffers.span()));
-        }
-        let largest = head.max(size);
-        let busy = *self.busy_buffers_size.get_opt().unwrap_or(&0);
-        let of_largest = format!(
-            "must be equal to or greater than the maximum of the value of \"{prefix}_buffer_size\" and one of the \
-             \"{prefix}_buffers\""
-        );
-        if busy != 0 && busy < largest {
-            return Err(error("busy_buffers_size", of_largest).at_opt(self.busy_buffers_size.span()));
-        }
-        let all_but_one = size.saturating_mul(count - 1);
-        let of_all = format!("must be less than the size of all \"{prefix}_buffers\" minus one buffer");
-        if busy != 0 && busy > all_but_one {
-            return Err(error("busy_buffers_size", of_all).at_opt(self.busy_buffers_size.span()));
-        }
-        let write = *self.temp_file_write_size.get_opt().unwrap_or(&0);
-        if write != 0 && write < largest {
-            return Err(error("temp_file_write_size", of_largest).at_opt(self.temp_file_write_size.span()));
-        }
-        let file_max = *self.max_temp_file_size.get();
-        if file_max != 0 && file_max < largest {
-            let text = format!("must be equal to zero to disable temporary files usage or {of_largest}");
-            return Err(error("max_temp_file_size", text).at_opt(self.max_temp_file_size.span()));
-        }
-        Ok(())
     }
-
-    /// True if this request may be passed to its chosen server.
-    pub fn allows_server(&self, request: &Request) -> bool {
-        let conditions = self.allow_upstream.get_opt().map(Vec::as_slice).unwrap_or_default();
-        conditions.iter().flatten().all(|text| any_is_true(std::slice::from_ref(text), request))
-    }
-
-    /// The local address of connections for this request.
-    pub fn local_address(&self, request: &Request) -> Option<SocketAddress> {
-        self.bind.get_opt()?.as_ref()?.evaluate(request)
-    }
-
-    /// The PROXY protocol header of a connection for this request; empty for none.
-    pub fn proxy_header(&self, request: &Request) -> Vec<u8> {
-        match self.proxy_protocol.get_opt() {
-            None | Some(ProxyVersion::Off) => Vec::new(),
-            Some(version) => {
-                let exchange = request.exchange();
-                version.header(Transport::Stream, request.remote(), exchange.local_address(), exchange.tls())
-            }
-        }
-    }
-
-    /// True if a PROXY protocol header is sent.
-    pub fn sends_proxy_header(&self) -> bool {
-        !matches!(self.proxy_protocol.get_opt(), None | Some(ProxyVersion::Off))
-    }
-
-    /// Socket options and timeout of connections for this request.
-    pub fn connect_options(&self, request: &Request) -> ConnectOptions {
-        let mut options = ConnectOptions {
-            keepalive: *self.socket_keepalive.get(),
-            timeout: Some(*self.connect_timeout.get()),
-            receive_buffer: size(*self.socket_rcvbuf.get()),
-            send_buffer: size(*self.socket_sndbuf.get()),
-            ..ConnectOptions::default()
-        };
-        if let Some(bind) = self.bind.get_opt().and_then(Option::as_ref) {
-            options.local = bind.evaluate(request);
-            options.transparent = bind.is_transparent;
-        }
-        options
-    }
-
-    /// Maximum number of bytes of a response ahead of its client in memory.
-    pub fn buffers_bytes(&self) -> u64 {
-        let (count, size) = *self.buffers.get();
-        count.saturating_mul(size)
-    }
-}
-
-fn size(bytes: u64) -> Option<usize> {
-    usize::try_from(bytes).ok().filter(|&bytes| bytes > 0)
 }

@@ -218,7 +218,7 @@ pub(super) fn begin(
     let options = SpoolOptions {
         memory_max: 0,
         length_max: None,
-        place: SpoolPath::Named(settings.temp_path.get().clone()),
+        place: SpoolPath::Named(settings.response_body.temp_path.get().clone()),
         pool: Some(pool.clone()),
     };
     let mut spool = Spool::new(options);

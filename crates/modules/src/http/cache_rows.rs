@@ -1,5 +1,5 @@
-//! Directives of caches in proxy, fastcgi, scgi and uwsgi: `proxy_cache_path`, `fastcgi_cache_path` and so on. One
-//! macro makes the rows.
+//! Directives of caches and stored responses in proxy, fastcgi, scgi and uwsgi: `proxy_cache_path`,
+//! `fastcgi_cache_path` and so on.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache_path>)
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bstr::ByteSlice;
 use gale_base::units;
-use gale_config::{Diagnostic, Setting, Span, Statement, Word, values};
+use gale_config::{Diagnostic, Setting, Statement, Word, values};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
 use gale_engine::variables::is_name_byte;
 use gale_http::cache::CacheZone;
@@ -19,151 +19,110 @@ use gale_http::cache::settings::{
     CacheChoice, CacheDirectory, CacheKey, CachePath, PathOptions, QueryInKey, Valid, method_bit,
 };
 use gale_http::configuration::builder::InHttp;
-use gale_http::upstream::settings::{RetryOn, UpstreamSettings};
+use gale_http::upstream::settings::{CacheSettings, HasGroup, RetryOn, StoreSettings, UpstreamOf};
 use gale_http::upstream::store::StoreTo;
 use gale_http::variables::template::Template;
 use gale_protocol::request::Method;
 use gale_spool::TempPath;
 use gale_worker::service::ServiceSpec;
 
-/// Makes the rows of a module whose settings have an `UpstreamSettings` called `upstream`, and whose responses can be
-/// cached: those of caches and all others, with further rows behind them.
-macro_rules! upstream_cache_rows {
-    ($conf:ty, $prefix:literal, $temp:literal, [$($own:expr),* $(,)?]) => {
-        $crate::http::upstream_rows::upstream_rows!($conf, $prefix, $temp, [
-            $($own,)*
-            gale_engine::module::Directive {
-                contexts: gale_config::Contexts::HTTP,
-                ..$crate::http::cache_rows::row!($conf, $prefix, "_cache_path", gale_config::Takes::AtLeast(2), "",
-                    "Sets the path and other parameters of a cache.",
-                    many_with cache_path, upstream.cache.paths)
-            },
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache", gale_config::Takes::Exactly(1), "",
-                "Sets the zone used for caching; off disables caching.", with cache, upstream.cache.choice),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_key", gale_config::Takes::Exactly(1), "",
-                "Defines the key for caching.", with cache_key, upstream.cache.key),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_valid", gale_config::Takes::AtLeast(1), "",
-                "Sets the caching time for different response codes.",
-                many cache_valid, upstream.cache.valid),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_heuristic", gale_config::Takes::Between(1, 2), "off",
-                "Sets the caching time of responses that have only Last-Modified, as a percentage of their age: off or \
-                 N% [max=TIME].",
-                values_of cache_heuristic, upstream.cache.heuristic),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_methods", gale_config::Takes::AtLeast(1), "GET HEAD",
-                "Sets the request methods whose responses are cached.", updated cache_methods, upstream.cache.methods),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_min_uses", gale_config::Takes::Exactly(1), "1",
-                "Sets the number of requests after which a response is cached.",
-                values number, upstream.cache.min_uses),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_bypass", gale_config::Takes::AtLeast(1), "",
+/// Makes the rows of the groups that belong to copies of responses.
+macro_rules! cache_rows {
+    (CacheSettings, $conf:ty, $prefix:literal) => {
+        $crate::http::upstream_rows::rows!(CacheSettings, $conf, $prefix, [
+            in Contexts::HTTP, "_cache_path", Takes::AtLeast(2), "",
+                "Sets the path and other parameters of a cache.", ManyWith { cache_path } paths;
+            "_cache", Takes::Exactly(1), "",
+                "Sets the zone used for caching; off disables caching.", OneWith { cache } choice;
+            "_cache_key", Takes::Exactly(1), "",
+                "Defines the key for caching.", OneWith { cache_key } key;
+            "_cache_valid", Takes::AtLeast(1), "",
+                "Sets the caching time for different response codes.", Many { cache_valid } valid;
+            "_cache_heuristic", Takes::Between(1, 2), "off",
+                "Sets the caching time of responses that have only Last-Modified, as a percentage of their age: off \
+                 or N% [max=TIME].",
+                One { cache_heuristic } heuristic;
+            "_cache_methods", Takes::AtLeast(1), "GET HEAD",
+                "Sets the request methods whose responses are cached.", Updated { cache_methods } methods;
+            "_cache_min_uses", Takes::Exactly(1), "1",
+                "Sets the number of requests after which a response is cached.", One { values::number } min_uses;
+            "_cache_bypass", Takes::AtLeast(1), "",
                 "Defines conditions under which a response is not taken from the cache: at least one value is \
                  non-empty and not 0.",
-                many_with conditions, upstream.cache.bypass),
-            $crate::http::cache_rows::row!($conf, $prefix, "_no_cache", gale_config::Takes::AtLeast(1), "",
+                ManyWith { conditions } bypass;
+            "_no_cache", Takes::AtLeast(1), "",
                 "Defines conditions under which a response is not saved to the cache: at least one value is non-empty \
                  and not 0.",
-                many_with conditions, upstream.cache.no_cache),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_lock", gale_config::Takes::Flag, "off",
+                ManyWith { conditions } no_cache;
+            "_cache_lock", Takes::Flag, "off",
                 "Enables or disables the cache lock: only one request at a time populates a new cache item.",
-                values flag, upstream.cache.lock),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_lock_timeout", gale_config::Takes::Exactly(1), "5s",
-                "Sets how long a request waits for the cache lock.", values time_ms, upstream.cache.lock_timeout),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_lock_age", gale_config::Takes::Exactly(1), "5s",
+                One { values::flag } lock;
+            "_cache_lock_timeout", Takes::Exactly(1), "5s",
+                "Sets how long a request waits for the cache lock.", One { values::time_ms } lock_timeout;
+            "_cache_lock_age", Takes::Exactly(1), "5s",
                 "Sets the age of a cache lock after which one more request is passed to the server.",
-                values time_ms, upstream.cache.lock_age),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_use_stale", gale_config::Takes::AtLeast(1), "off",
-                "Sets the cases in which a stale cached response is used.",
-                updated cache_use_stale, upstream.cache_use_stale),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_background_update", gale_config::Takes::Flag, "off",
+                One { values::time_ms } lock_age;
+            "_cache_background_update", Takes::Flag, "off",
                 "Enables or disables updating an expired cache item in the background while the stale response is \
                  returned.",
-                values flag, upstream.cache.background_update),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_revalidate", gale_config::Takes::Flag, "off",
+                One { values::flag } background_update;
+            "_cache_revalidate", Takes::Flag, "off",
                 "Enables or disables revalidation of expired cache items by conditional requests.",
-                values flag, upstream.cache.revalidate),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_convert_head", gale_config::Takes::Flag, "on",
-                "Enables or disables the conversion of HEAD to GET for caching.",
-                values flag, upstream.cache.convert_head),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_max_range_offset", gale_config::Takes::Exactly(1), "",
+                One { values::flag } revalidate;
+            "_cache_convert_head", Takes::Flag, "on",
+                "Enables or disables the conversion of HEAD to GET for caching.", One { values::flag } convert_head;
+            "_cache_max_range_offset", Takes::Exactly(1), "",
                 "Sets the offset beyond which range requests are passed to the server and not cached.",
-                values offset, upstream.cache.max_range_offset),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_conformance", gale_config::Takes::Exactly(1), "mixed",
+                One { values::offset } max_range_offset;
+            "_cache_conformance", Takes::Exactly(1), "mixed",
                 "Sets the rules that apply where nginx and RFC 9111 differ: mixed, nginx or rfc9111.",
-                values_of cache_conformance, upstream.cache.conformance),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_no_vary_search", gale_config::Takes::Flag, "off",
+                One { cache_conformance } conformance;
+            "_cache_no_vary_search", Takes::Flag, "off",
                 "Enables or disables No-Vary-Search, by which responses name parts of the query string that do not \
                  change them.",
-                values flag, upstream.cache.no_vary_search),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_normalize_language", gale_config::Takes::Flag,
-                "off", "Enables or disables comparison of Accept-Language regardless of case, order and repetitions.",
-                values flag, upstream.cache.normalize_language),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_disk_timeout", gale_config::Takes::Exactly(1),
-                "250ms", "Sets how long a request waits for the disk of the cache before it is passed to the server.",
-                values time_ms, upstream.cache.disk_timeout),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_purge", gale_config::Takes::AtLeast(1), "",
+                One { values::flag } no_vary_search;
+            "_cache_normalize_language", Takes::Flag, "off",
+                "Enables or disables comparison of Accept-Language regardless of case, order and repetitions.",
+                One { values::flag } normalize_language;
+            "_cache_disk_timeout", Takes::Exactly(1), "250ms",
+                "Sets how long a request waits for the disk of the cache before it is passed to the server.",
+                One { values::time_ms } disk_timeout;
+            "_cache_purge", Takes::AtLeast(1), "",
                 "Defines conditions under which a request purges the items with its cache key: at least one value is \
                  non-empty and not 0.",
-                many_with conditions, upstream.cache.purge),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_purge_soft", gale_config::Takes::Flag, "off",
+                ManyWith { conditions } purge;
+            "_cache_purge_soft", Takes::Flag, "off",
                 "Enables or disables soft purges, which mark cache items stale instead of removing them.",
-                values flag, upstream.cache.purge_soft),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_purge_tags", gale_config::Takes::Exactly(1), "",
+                One { values::flag } purge_soft;
+            "_cache_purge_tags", Takes::Exactly(1), "",
                 "Sets the tags whose items a purge request purges, instead of its cache key.",
-                with template, upstream.cache.purge_tags),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_tag_header", gale_config::Takes::Exactly(1), "",
+                OneWith { template } purge_tags;
+            "_cache_tag_header", Takes::Exactly(1), "",
                 "Sets the response header field that lists the cache tags of a response.",
-                values string, upstream.cache.tag_header),
-            $crate::http::cache_rows::row!($conf, $prefix, "_cache_status", gale_config::Takes::Exactly(1), "off",
+                One { values::string } tag_header;
+            "_cache_status", Takes::Exactly(1), "off",
                 "Sets the name of the cache in the Cache-Status response header field; off sends no such field.",
-                values string, upstream.cache.status_name),
-            $crate::http::cache_rows::row!($conf, $prefix, "_store", gale_config::Takes::Exactly(1), "off",
+                One { values::string } status_name;
+        ])
+    };
+    (StaleSettings, $conf:ty, $prefix:literal) => {
+        $crate::http::upstream_rows::rows!(StaleSettings, $conf, $prefix, [
+            "_cache_use_stale", Takes::AtLeast(1), "off",
+                "Sets the cases in which a stale cached response is used.", Updated { cache_use_stale } cache_use_stale;
+        ])
+    };
+    (StoreSettings, $conf:ty, $prefix:literal) => {
+        $crate::http::upstream_rows::rows!(StoreSettings, $conf, $prefix, [
+            "_store", Takes::Exactly(1), "off",
                 "Enables saving of responses to files: on for the path of the URI, or a path; off disables it.",
-                with store, upstream.store.to),
-            $crate::http::cache_rows::row!($conf, $prefix, "_store_access", gale_config::Takes::Between(1, 3),
-                "user:rw", "Sets access permissions for saved responses.",
-                values_of store_access, upstream.store.access),
+                OneWith { store } to;
+            "_store_access", Takes::Between(1, 3), "user:rw",
+                "Sets access permissions for saved responses.", One { store_access } access;
         ])
     };
 }
 
-macro_rules! row {
-    (@ $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr, $store:expr) => {
-        $crate::http::upstream_rows::row!(@ $prefix, $name, $takes, $default, $about, $store)
-    };
-    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
-     values $parse:ident, $($field:ident).+) => {
-        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::One {
-            parse: gale_config::values::$parse, slot: gale_config::slot!($conf, $($field).+) })
-    };
-    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
-     values_of $parse:ident, $($field:ident).+) => {
-        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::One {
-            parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
-    };
-    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
-     with $parse:ident, $($field:ident).+) => {
-        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::OneWith {
-            parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
-    };
-    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
-     many $parse:ident, $($field:ident).+) => {
-        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::Many {
-            parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
-    };
-    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
-     updated $parse:ident, $($field:ident).+) => {
-        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::Updated {
-            parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
-    };
-    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
-     many_with $parse:ident, $($field:ident).+) => {
-        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::ManyWith {
-            parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
-    };
-}
-
-pub(crate) use {row, upstream_cache_rows};
-
-pub(crate) use crate::http::upstream_rows::template;
+pub(crate) use cache_rows;
 
 /// Minimum size of an index: nginx's two pages.
 const ZONE_BYTES_MIN: usize = 2 * 4096;
@@ -436,29 +395,28 @@ pub(crate) use gale_http::files::placing::parse_permissions as store_access;
 ///
 /// # Errors
 /// The scope has both a cache and `…_store`.
-pub(crate) fn complete(
-    settings: &mut UpstreamSettings,
-    parent: Option<&UpstreamSettings>,
+pub(crate) fn complete<P: HasGroup<CacheSettings> + HasGroup<StoreSettings>>(
+    upstream: &mut UpstreamOf<P>,
+    parent: Option<&UpstreamOf<P>>,
     builder: &mut Builder,
-    prefix: &str,
     default_key: Option<&str>,
 ) -> Result<(), Diagnostic> {
-    if settings.store.is_on() && settings.cache.is_on() {
-        let of_parent = |span: fn(&UpstreamSettings) -> Option<Span>| parent.and_then(span);
-        let store = settings.store.to.span();
-        let own_store = store != of_parent(|parent| parent.store.to.span());
-        let own_cache = settings.cache.choice.span() != of_parent(|parent| parent.cache.choice.span());
+    let prefix = P::PREFIX;
+    if upstream.store.is_on() && upstream.cache.is_on() {
+        let store = upstream.store.to.span();
+        let own_store = store != parent.and_then(|parent| parent.store.to.span());
+        let own_cache = upstream.cache.choice.span() != parent.and_then(|parent| parent.cache.choice.span());
         match (own_store, own_cache) {
             (true, true) => {
                 let message = format!("\"{prefix}_store\" directive is incompatible with \"{prefix}_cache\"");
                 return Err(Diagnostic::emerg(message).at_opt(store));
             }
             // The setting of the inner scope wins.
-            (true, false) => settings.cache.choice.set(CacheChoice::Off, store),
-            (false, _) => settings.store.to.set(StoreTo::Off, store),
+            (true, false) => upstream.group_mut::<CacheSettings>().choice.set(CacheChoice::Off, store),
+            (false, _) => upstream.group_mut::<StoreSettings>().to.set(StoreTo::Off, store),
         }
     }
-    let settings = &mut settings.cache;
+    let settings: &mut CacheSettings = upstream.group_mut();
     if settings.is_on() && !settings.key.is_set() {
         match default_key {
             Some(key) => {

@@ -163,7 +163,7 @@ pub(crate) struct Way<'w> {
 
 /// Returns the timeouts of the settings.
 pub(crate) fn patience(settings: &UpstreamSettings) -> Patience {
-    let (send, read) = (*settings.send_timeout.get(), *settings.read_timeout.get());
+    let (send, read) = (*settings.exchange.send_timeout.get(), *settings.exchange.read_timeout.get());
     Patience { send, read, whole: send.saturating_add(read) }
 }
 

@@ -3,7 +3,7 @@
 //!   fastcgi_param NAME VALUE [if_not_empty];
 //!   fastcgi_index NAME;  fastcgi_split_path_info REGEX;
 //!   fastcgi_keep_conn on|off;  fastcgi_catch_stderr TEXT;
-//!   and the directives of all proxying modules (`upstream_rows.rs`)
+//!   and the directives of the protocol's groups (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_fastcgi_module.html>)
 
@@ -18,12 +18,12 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{Flow, Phase};
+use gale_http::request::phases::Flow;
 use gale_http::upstream::caching::Consulted;
 use gale_http::upstream::fastcgi::{FastCgiReader, Stdin};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
-use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::settings::UpstreamOf;
 use gale_http::upstream::{Alone, KeepHead, Passing, Wire, pass_on};
 use gale_http::variables::Variable;
 use gale_http::variables::regex::Regex;
@@ -31,101 +31,95 @@ use gale_protocol::fastcgi::{self, write_begin_request};
 use gale_runtime::Bytes;
 use gale_upstream::{AddressPass, plain};
 
-use crate::http::cache_rows::{self, upstream_cache_rows};
+use crate::http::cache_rows;
 use crate::http::gateway::{self, Params};
-use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, serving};
-use crate::http::upstream_rows::{self, own_row as row};
+use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, note_store, serving};
+use crate::http::upstream_rows::{self, own_row as row, upstream_protocol, upstream_table};
 use crate::shared::append::append;
 
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_fastcgi",
-    directives: upstream_cache_rows!(
-        Conf,
-        "fastcgi",
-        "/var/lib/gale/fastcgi",
-        [
-            Directive {
-                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
-                ..row(
-                    "fastcgi_pass",
-                    Takes::Exactly(1),
-                    "",
-                    "Sets the address of the application, or the group of servers, to which requests are passed.",
-                    &Custom(fastcgi_pass),
-                )
-            },
-            row(
-                "fastcgi_param",
-                Takes::Between(2, 3),
-                "",
-                "Sets a parameter that is passed to the application; with if_not_empty only if the value is not empty.",
-                &Custom(fastcgi_param),
-            ),
-            row(
-                "fastcgi_index",
+    directives: &upstream_table!([
+        Directive {
+            contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+            ..row(
+                "fastcgi_pass",
                 Takes::Exactly(1),
                 "",
-                "Sets the file name that $fastcgi_script_name appends to a URI that ends with a slash.",
-                &One { parse: values::string, slot: slot!(Conf, index) },
-            ),
-            row(
-                "fastcgi_split_path_info",
-                Takes::Exactly(1),
-                "",
-                "Defines a regular expression whose two captures set $fastcgi_script_name and $fastcgi_path_info.",
-                &Updated { parse: split_path_info, slot: slot!(Conf, split) },
-            ),
-            row(
-                "fastcgi_keep_conn",
-                Takes::Flag,
-                "off",
-                "Enables or disables keeping connections to FastCGI servers open.",
-                &One { parse: values::flag, slot: slot!(Conf, keep_conn) },
-            ),
-            row(
-                "fastcgi_catch_stderr",
-                Takes::Exactly(1),
-                "",
-                "Sets a string that makes a response invalid if the FastCGI server's error stream contains it.",
-                &Many { parse: values::string, slot: slot!(Conf, catch_stderr) },
-            ),
-            row(
-                "fastcgi_send_lowat",
-                Takes::Exactly(1),
-                "",
-                "No effect on Linux, as in nginx.",
-                &OneWith { parse: upstream_rows::send_lowat, slot: slot!(Conf, send_lowat) },
-            ),
-        ]
-    ),
+                "Sets the address of the application, or the group of servers, to which requests are passed.",
+                &Custom(fastcgi_pass),
+            )
+        },
+        row(
+            "fastcgi_param",
+            Takes::Between(2, 3),
+            "",
+            "Sets a parameter that is passed to the application; with if_not_empty only if the value is not empty.",
+            &Custom(fastcgi_param),
+        ),
+        row(
+            "fastcgi_index",
+            Takes::Exactly(1),
+            "",
+            "Sets the file name that $fastcgi_script_name appends to a URI that ends with a slash.",
+            &One { parse: values::string, slot: slot!(Conf, index) },
+        ),
+        row(
+            "fastcgi_split_path_info",
+            Takes::Exactly(1),
+            "",
+            "Defines a regular expression whose two captures set $fastcgi_script_name and $fastcgi_path_info.",
+            &Updated { parse: split_path_info, slot: slot!(Conf, split) },
+        ),
+        row(
+            "fastcgi_keep_conn",
+            Takes::Flag,
+            "off",
+            "Enables or disables keeping connections to FastCGI servers open.",
+            &One { parse: values::flag, slot: slot!(Conf, keep_conn) },
+        ),
+        row(
+            "fastcgi_catch_stderr",
+            Takes::Exactly(1),
+            "",
+            "Sets a string that makes a response invalid if the FastCGI server's error stream contains it.",
+            &Many { parse: values::string, slot: slot!(Conf, catch_stderr) },
+        ),
+        row(
+            "fastcgi_send_lowat",
+            Takes::Exactly(1),
+            "",
+            "No effect on Linux, as in nginx.",
+            &OneWith { parse: upstream_rows::send_lowat, slot: slot!(Conf, send_lowat) },
+        ),
+    ]),
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     parts: &[&HttpPart {
         variables: &[
             Variable::named("fastcgi_script_name", append_script_name),
             Variable::named("fastcgi_path_info", append_path_info),
         ],
-        handlers: &[(
-            Phase::Content,
-            &PassRequests {
-                has_target: |conf: &Conf| conf.pass.is_some(),
-                settings: |conf| &conf.upstream,
-                rewriter: |_| &KeepHead,
-                prepare: |_, _| true,
-                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
-            },
-        )],
-        reach: Some(|conf, scope, reach| {
-            let conf: Option<&Conf> = conf.downcast_ref();
-            conf.into_iter().for_each(|conf| conf.upstream.store.note_reach(scope, "fastcgi_store", reach));
-        }),
+        handlers: PassRequests::<Conf>::HANDLERS,
+        reach: Some(note_store::<Conf>),
         ..HttpPart::EMPTY
     }],
 };
 
+upstream_protocol! {
+    /// The protocol: responses of applications, which may be cached.
+    FastCgiProtocol, Conf, "fastcgi",
+    has [
+        ConnectSettings, SocketBufferSettings, ExchangeSettings, DeadlineSettings, RetrySettings, HeadSettings,
+        RequestBodySettings, ResponseBodySettings, CacheSettings, StaleSettings, StoreSettings,
+    ],
+    retry_on gateway::RETRY_CONDITIONS,
+    pass_by pass,
+}
+
 #[derive(Default)]
 struct Conf {
-    upstream: UpstreamSettings,
+    upstream: UpstreamOf<FastCgiProtocol>,
     /// Not inherited: a location's content handler is its own.
     pass: Option<AddressPass<Request>>,
     params: Params,
@@ -163,8 +157,9 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     conf.catches = conf.catch_stderr.get_opt().cloned().unwrap_or_default().into();
     let passes_requests = conf.pass.is_some();
-    cache_rows::complete(&mut conf.upstream, parent.map(|parent| &parent.upstream), builder, "fastcgi", None)?;
-    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "fastcgi", "fastcgi", &gateway::hidden())
+    cache_rows::complete(&mut conf.upstream, parent.map(|parent| &parent.upstream), builder, None)?;
+    upstream_rows::complete_temp_path(&mut conf.upstream, builder, passes_requests);
+    conf.upstream.complete(&gateway::hidden())
 }
 
 /// Passes a request on. The error is the status of the response.

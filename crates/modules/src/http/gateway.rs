@@ -19,7 +19,7 @@ use gale_http::upstream::caching::{CacheNote, Caching, is_for_cache};
 use gale_http::upstream::cgi::CgiReader;
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{RequestBody, Unframed};
-use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::settings::{RetryOn, UpstreamSettings};
 use gale_http::upstream::{Alone, KeepHead, Passing, PassingTls, USUALLY_HIDDEN, Wire, WriteRequest};
 use gale_http::variables::template::Template;
 use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
@@ -137,7 +137,7 @@ impl Params {
                 out.push(&param.name, scratch)?;
             }
         }
-        if *settings.pass_request_headers.get() {
+        if *settings.request_body.pass_request_headers.get() {
             let note = request.notes.get::<CacheNote>();
             for field in joined_fields(request) {
                 if !self.complete.replaces(field.name) && !is_for_cache(note, field.known) {
@@ -226,6 +226,22 @@ fn joined_fields(request: &Request) -> SmallVec<[JoinedField<'_>; USUAL]> {
     }
     fields
 }
+
+/// The conditions of `fastcgi_next_upstream` and so on. As in nginx, 502 and 504 are not among them.
+pub(crate) const RETRY_CONDITIONS: &[(&str, u32)] = &[
+    ("error", RetryOn::ERROR.bits()),
+    ("timeout", RetryOn::TIMEOUT.bits()),
+    ("invalid_header", RetryOn::INVALID_HEADER.bits()),
+    ("non_idempotent", RetryOn::NON_IDEMPOTENT.bits()),
+    ("http_500", RetryOn::HTTP_500.bits()),
+    ("http_503", RetryOn::HTTP_503.bits()),
+    ("http_403", RetryOn::HTTP_403.bits()),
+    ("http_404", RetryOn::HTTP_404.bits()),
+    ("http_429", RetryOn::HTTP_429.bits()),
+    ("updating", RetryOn::UPDATING.bits()),
+    ("off", RetryOn::OFF.bits()),
+    ("denied", RetryOn::DENIED.bits()),
+];
 
 /// Returns the header fields of responses that are not passed to clients by default.
 pub(crate) fn hidden() -> Vec<&'static str> {

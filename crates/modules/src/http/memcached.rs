@@ -2,7 +2,7 @@
 //!   set $memcached_key KEY;
 //!   memcached_pass ADDRESS;                             location, if in location
 //!   memcached_gzip_flag NUMBER;
-//!   and some directives of all proxying modules (`upstream_rows.rs`)
+//!   and the directives of the protocol's groups (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_memcached_module.html>)
 
@@ -16,92 +16,81 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::files::set_content_type;
-use gale_http::request::phases::{Flow, Phase};
+use gale_http::request::phases::Flow;
 use gale_http::upstream::memcached::MemcachedReader;
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{RequestBody, Unframed};
-use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::settings::{RetryOn, UpstreamOf};
 use gale_http::upstream::{Alone, KeepHead, Passing, Wire, pass_on, written_before};
-use gale_http::variables::template::{SizeTemplate, Template};
+use gale_http::variables::template::Template;
 use gale_protocol::memcached::write_get;
 use gale_protocol::request::Method;
 use gale_runtime::Bytes;
 use gale_upstream::{AddressPass, plain};
 
 use crate::http::upstream_pass::{PassRequests, look_up_status};
-use crate::http::upstream_rows::{self, fix, own_row, row};
+use crate::http::upstream_rows::{own_row, reworded, upstream_protocol, upstream_table};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_memcached",
-    directives: &[
-        Directive {
-            contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
-            ..own_row(
-                "memcached_pass",
-                Takes::Exactly(1),
-                "",
-                "Sets the memcached server address, or the group of servers, that is asked for $memcached_key.",
-                &Custom(memcached_pass),
-            )
-        },
-        own_row(
-            "memcached_gzip_flag",
-            Takes::Exactly(1),
-            "0",
-            "Sets the memcached flag that marks a value as gzipped.",
-            &One { parse: values::number, slot: slot!(Conf, gzip_flag) },
-        ),
-        row!(Conf, "memcached", "_bind", Takes::Between(1, 2), "off",
-            "Sets the local address of connections to servers.", with bind, bind),
-        row!(Conf, "memcached", "_bind_dynamic", Takes::Flag, "off",
-            "No effect: the local address is always resolved when a connection is opened.",
-            values flag, bind_dynamic),
-        row!(Conf, "memcached", "_allow_upstream", Takes::AtLeast(1), "",
-            "Allows access to the chosen server only if all values are non-empty and not 0.",
-            many_with conditions, allow_upstream),
-        row!(Conf, "memcached", "_socket_keepalive", Takes::Flag, "off",
-            "Enables or disables TCP keepalive (SO_KEEPALIVE) on connections to servers.",
-            values flag, socket_keepalive),
-        row!(Conf, "memcached", "_connect_timeout", Takes::Exactly(1), "60s",
-            "Sets the timeout for establishing a connection with a server.", values time_ms, connect_timeout),
-        row!(Conf, "memcached", "_send_timeout", Takes::Exactly(1), "60s",
-            "Sets the timeout between two successive writes to the server.", values time_ms, send_timeout),
-        row!(Conf, "memcached", "_read_timeout", Takes::Exactly(1), "60s",
-            "Sets the timeout between two successive reads from the server.", values time_ms, read_timeout),
-        row!(Conf, "memcached", "_request_timeout", Takes::Exactly(1), "0",
-            "Limits the time from the first connection attempt to the end of the reply; 0 disables the limit.",
-            values time_ms, request_timeout),
-        row!(Conf, "memcached", "_buffer_size", Takes::Exactly(1), "4k",
-            "Sets the size of the buffer for the first line of a reply.", values size, buffer_size),
-        row!(Conf, "memcached", "_next_upstream", Takes::AtLeast(1), "error timeout",
-            "Sets the failures after which the next server of the group is tried.",
-            updated memcached_next_upstream, next_upstream),
-        row!(Conf, "memcached", "_next_upstream_tries", Takes::Exactly(1), "0",
-            "Limits the number of servers that are tried; 0 disables the limit.", values number, next_upstream_tries),
-        row!(Conf, "memcached", "_next_upstream_timeout", Takes::Exactly(1), "0",
-            "Limits the time during which further servers are tried; 0 disables the limit.",
-            values time_ms, next_upstream_timeout),
-    ],
-    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
-    parts: &[&HttpPart {
-        handlers: &[(
-            Phase::Content,
-            &PassRequests {
-                has_target: |conf: &Conf| conf.pass.is_some(),
-                settings: |conf| &conf.upstream,
-                rewriter: |_| &KeepHead,
-                prepare: |_, _| true,
-                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
+    directives: &reworded(
+        upstream_table!([
+            Directive {
+                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+                ..own_row(
+                    "memcached_pass",
+                    Takes::Exactly(1),
+                    "",
+                    "Sets the memcached server address, or the group of servers, that is asked for $memcached_key.",
+                    &Custom(memcached_pass),
+                )
             },
-        )],
-        ..HttpPart::EMPTY
-    }],
+            own_row(
+                "memcached_gzip_flag",
+                Takes::Exactly(1),
+                "0",
+                "Sets the memcached flag that marks a value as gzipped.",
+                &One { parse: values::number, slot: slot!(Conf, gzip_flag) },
+            ),
+        ]),
+        &[
+            (
+                "memcached_request_timeout",
+                "Limits the time from the first connection attempt to the end of the reply; 0 disables the limit.",
+            ),
+            ("memcached_buffer_size", "Sets the size of the buffer for the first line of a reply."),
+        ],
+    ),
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    parts: &[&HttpPart { handlers: PassRequests::<Conf>::HANDLERS, ..HttpPart::EMPTY }],
 };
+
+upstream_protocol! {
+    /// The protocol: values without fields, found or not.
+    MemcachedProtocol, Conf, "memcached",
+    has [ConnectSettings, ExchangeSettings, DeadlineSettings, RetrySettings],
+    retry_on RETRY_CONDITIONS,
+    pass_by pass,
+    always {
+        answers_not_found = true,
+        response_body.force_ranges = Setting::of(true),
+    }
+}
+
+/// The conditions of `memcached_next_upstream`.
+const RETRY_CONDITIONS: &[(&str, u32)] = &[
+    ("error", RetryOn::ERROR.bits()),
+    ("timeout", RetryOn::TIMEOUT.bits()),
+    ("invalid_response", RetryOn::INVALID_HEADER.bits()),
+    ("not_found", RetryOn::HTTP_404.bits()),
+    ("off", RetryOn::OFF.bits()),
+    ("denied", RetryOn::DENIED.bits()),
+];
 
 #[derive(Default)]
 struct Conf {
-    upstream: UpstreamSettings,
+    upstream: UpstreamOf<MemcachedProtocol>,
     /// Not inherited: a location's content handler is its own.
     pass: Option<(AddressPass<Request>, Template)>,
     gzip_flag: Setting<u64>,
@@ -115,23 +104,9 @@ fn memcached_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement)
     Ok(())
 }
 
-fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, _: &mut Builder) -> Result<(), Diagnostic> {
     let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
-    let settings = &mut conf.upstream;
-    fix(&mut settings.socket_rcvbuf, 0);
-    fix(&mut settings.socket_sndbuf, 0);
-    fix(&mut settings.buffers, (8, 4096));
-    fix(&mut settings.buffering, false);
-    fix(&mut settings.request_buffering, true);
-    fix(&mut settings.max_temp_file_size, 0);
-    fix(&mut settings.ignore_client_abort, false);
-    fix(&mut settings.intercept_errors, true);
-    settings.answers_not_found = true;
-    fix(&mut settings.force_ranges, true);
-    fix(&mut settings.limit_rate, SizeTemplate::Constant(0));
-    fix(&mut settings.pass_request_headers, false);
-    fix(&mut settings.pass_request_body, false);
-    upstream_rows::complete(settings, builder, false, "memcached", "memcached", &[])
+    conf.upstream.complete(&[])
 }
 
 /// Fetches the value from a server. The error is the status of the response.

@@ -1,7 +1,7 @@
 //! scgi: passes requests to SCGI applications.
 //!   scgi_pass ADDRESS;                                  location, if in location
 //!   scgi_param NAME VALUE [if_not_empty];
-//!   and the directives of all proxying modules (`upstream_rows.rs`)
+//!   and the directives of the protocol's groups (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_scgi_module.html>)
 
@@ -12,68 +12,62 @@ use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{Flow, Phase};
+use gale_http::request::phases::Flow;
 use gale_http::upstream::caching::Consulted;
-use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::settings::UpstreamOf;
 use gale_http::upstream::{KeepHead, Passing, pass_on};
 use gale_protocol::scgi;
 use gale_upstream::{AddressPass, plain};
 
-use crate::http::cache_rows::{self, upstream_cache_rows};
+use crate::http::cache_rows;
 use crate::http::gateway::{self, Params};
-use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, serving};
-use crate::http::upstream_rows::{self, own_row as row};
+use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, note_store, serving};
+use crate::http::upstream_rows::{self, own_row as row, upstream_protocol, upstream_table};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_scgi",
-    directives: upstream_cache_rows!(
-        Conf,
-        "scgi",
-        "/var/lib/gale/scgi",
-        [
-            Directive {
-                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
-                ..row(
-                    "scgi_pass",
-                    Takes::Exactly(1),
-                    "",
-                    "Sets the address of the application, or the group of servers, to which requests are passed.",
-                    &Custom(scgi_pass),
-                )
-            },
-            row(
-                "scgi_param",
-                Takes::Between(2, 3),
+    directives: &upstream_table!([
+        Directive {
+            contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+            ..row(
+                "scgi_pass",
+                Takes::Exactly(1),
                 "",
-                "Sets a parameter that is passed to the application; with if_not_empty only if the value is not empty.",
-                &Custom(scgi_param),
-            ),
-        ]
-    ),
+                "Sets the address of the application, or the group of servers, to which requests are passed.",
+                &Custom(scgi_pass),
+            )
+        },
+        row(
+            "scgi_param",
+            Takes::Between(2, 3),
+            "",
+            "Sets a parameter that is passed to the application; with if_not_empty only if the value is not empty.",
+            &Custom(scgi_param),
+        ),
+    ]),
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     parts: &[&HttpPart {
-        handlers: &[(
-            Phase::Content,
-            &PassRequests {
-                has_target: |conf: &Conf| conf.pass.is_some(),
-                settings: |conf| &conf.upstream,
-                rewriter: |_| &KeepHead,
-                prepare: |_, _| true,
-                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
-            },
-        )],
-        reach: Some(|conf, scope, reach| {
-            let conf: Option<&Conf> = conf.downcast_ref();
-            conf.into_iter().for_each(|conf| conf.upstream.store.note_reach(scope, "scgi_store", reach));
-        }),
+        handlers: PassRequests::<Conf>::HANDLERS,
+        reach: Some(note_store::<Conf>),
         ..HttpPart::EMPTY
     }],
 };
 
+upstream_protocol! {
+    /// The protocol: responses of applications, which may be cached.
+    ScgiProtocol, Conf, "scgi",
+    has [
+        ConnectSettings, SocketBufferSettings, ExchangeSettings, DeadlineSettings, RetrySettings, HeadSettings,
+        RequestBodySettings, ResponseBodySettings, CacheSettings, StaleSettings, StoreSettings,
+    ],
+    retry_on gateway::RETRY_CONDITIONS,
+    pass_by pass,
+}
+
 #[derive(Default)]
 struct Conf {
-    upstream: UpstreamSettings,
+    upstream: UpstreamOf<ScgiProtocol>,
     /// Not inherited: a location's content handler is its own.
     pass: Option<AddressPass<Request>>,
     params: Params,
@@ -93,8 +87,9 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     let passes_requests = conf.pass.is_some();
-    cache_rows::complete(&mut conf.upstream, parent.map(|parent| &parent.upstream), builder, "scgi", None)?;
-    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "scgi", "scgi", &gateway::hidden())
+    cache_rows::complete(&mut conf.upstream, parent.map(|parent| &parent.upstream), builder, None)?;
+    upstream_rows::complete_temp_path(&mut conf.upstream, builder, passes_requests);
+    conf.upstream.complete(&gateway::hidden())
 }
 
 /// Passes a request on. The error is the status of the response.

@@ -1,27 +1,60 @@
 //! The content handler of proxying modules.
 
 use std::any::Any;
+use std::marker::PhantomData;
 use std::time::Duration;
 
+use gale_engine::configuration::Reach;
 use gale_http::request::Request;
-use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture};
-use gale_http::upstream::HeadRewriter;
+use gale_http::request::configuration::Scope;
+use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
 use gale_http::upstream::caching::{CacheNote, Consulted, Serving, consult, try_hit};
-use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::settings::{HasGroup, StoreSettings, UpstreamOf, UpstreamProtocol, UpstreamSettings};
+use gale_http::upstream::{HeadRewriter, KeepHead};
 use gale_upstream::LookUpError;
 
-/// A module's part in the content phase, for settings of type `C`.
-pub(crate) struct PassRequests<C: 'static> {
+/// Settings of a module that passes requests on.
+pub(crate) trait PassesRequests: Sized + 'static {
+    /// Protocol to the servers.
+    type Protocol: UpstreamProtocol;
+
     /// Returns `true` if requests are passed on in this scope.
-    pub has_target: fn(&C) -> bool,
+    fn has_target(&self) -> bool;
+
     /// Returns the upstream settings of the scope.
-    pub settings: fn(&C) -> &UpstreamSettings,
+    fn upstream(&self) -> &UpstreamOf<Self::Protocol>;
+
     /// Returns the rewriter of cached heads.
-    pub rewriter: fn(&C) -> &dyn HeadRewriter,
+    fn rewriter(&self) -> &dyn HeadRewriter {
+        &KeepHead
+    }
+
     /// Notes in the request everything that the cache key's variables use. Returns `false` if that has to wait.
-    pub prepare: fn(&mut Request, &C) -> bool,
-    /// Passes a request on.
-    pub pass: for<'a> fn(&'a mut Request, &'a C) -> LocalBoxFuture<'a, Flow>,
+    fn prepare(&self, _: &mut Request) -> bool {
+        true
+    }
+
+    /// Passes a request on. The error is the status of the response.
+    fn pass<'a>(&'a self, request: &'a mut Request) -> impl Future<Output = Result<Flow, u16>> + 'a;
+}
+
+/// A module's part in the content phase, for settings of type `C`.
+pub(crate) struct PassRequests<C>(PhantomData<fn(C)>);
+
+impl<C: PassesRequests> PassRequests<C> {
+    /// The handlers of the module.
+    pub const HANDLERS: &'static [(Phase, &'static dyn Handler)] = &[(Phase::Content, &PassRequests::<C>(PhantomData))];
+}
+
+/// Notes what `…_store` of a scope reaches.
+pub(crate) fn note_store<C: PassesRequests>(conf: &dyn Any, scope: &Scope, reach: &mut Reach)
+where
+    C::Protocol: HasGroup<StoreSettings>,
+{
+    if let Some(conf) = conf.downcast_ref::<C>() {
+        let directive = format!("{}_store", C::Protocol::PREFIX);
+        conf.upstream().store.note_reach(scope, &directive, reach);
+    }
 }
 
 /// Source of the body that a server gets.
@@ -40,7 +73,7 @@ pub(crate) fn body_source(request: &Request, settings: &UpstreamSettings, stream
     let declared = request.declared_body_length();
     let is_stored = request.body.is_some();
     // A body that another location has passed on is gone.
-    if !*settings.pass_request_body.get() || request.body_is_gone() || declared == Some(0) && !is_stored {
+    if !*settings.request_body.pass_request_body.get() || request.body_is_gone() || declared == Some(0) && !is_stored {
         return BodySource::None;
     }
     // A request that may be repeated needs its body stored.
@@ -48,7 +81,7 @@ pub(crate) fn body_source(request: &Request, settings: &UpstreamSettings, stream
         && (declared.is_some() || streams_chunked)
         && !is_stored
         && request.is_main();
-    if can_stream && !*settings.request_buffering.get() { BodySource::Client } else { BodySource::Stored }
+    if can_stream && !*settings.request_body.request_buffering.get() { BodySource::Client } else { BodySource::Stored }
 }
 
 /// Returns how a location serves heads from its cache.
@@ -72,17 +105,17 @@ fn conf_of<C: 'static>(conf: &dyn Any) -> &C {
     conf.downcast_ref().expect("a handler's settings are of its module's type")
 }
 
-impl<C: 'static> Handler for PassRequests<C> {
+impl<C: PassesRequests> Handler for PassRequests<C> {
     fn applies(&self, conf: &dyn Any) -> bool {
-        (self.has_target)(conf_of(conf))
+        conf_of::<C>(conf).has_target()
     }
 
     fn decide(&self, request: &mut Request, conf: &dyn Any) -> Decision {
-        let conf = conf_of(conf);
-        let settings = (self.settings)(conf);
+        let conf: &C = conf_of(conf);
+        let settings = conf.upstream();
         if settings.cache.is_on()
-            && (self.prepare)(request, conf)
-            && let Some(flow) = try_hit(request, serving(settings, (self.rewriter)(conf)))
+            && conf.prepare(request)
+            && let Some(flow) = try_hit(request, serving(settings, conf.rewriter()))
         {
             return Decision::Flow(flow);
         }
@@ -90,9 +123,11 @@ impl<C: 'static> Handler for PassRequests<C> {
     }
 
     fn outlives_client(&self, request: &Request, conf: &dyn Any) -> bool {
-        let settings = (self.settings)(conf_of(conf));
+        let settings = conf_of::<C>(conf).upstream();
         // As in nginx, since the response may be stored.
-        *settings.ignore_client_abort.get() || settings.cache.takes(request.method()) || settings.store.is_on()
+        *settings.request_body.ignore_client_abort.get()
+            || settings.cache.takes(request.method())
+            || settings.store.is_on()
     }
 
     fn redirects_to_slash(&self) -> bool {
@@ -105,7 +140,8 @@ impl<C: 'static> Handler for PassRequests<C> {
     }
 
     fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {
-        (self.pass)(request, conf_of(conf))
+        let conf: &C = conf_of(conf);
+        Box::pin(async { conf.pass(request).await.unwrap_or_else(Flow::Respond) })
     }
 }
 

@@ -2,7 +2,7 @@
 //!   uwsgi_pass [uwsgi://|suwsgi://]ADDRESS;                       location, if in location
 //!   uwsgi_param NAME VALUE [if_not_empty];
 //!   uwsgi_modifier1 NUMBER;  uwsgi_modifier2 NUMBER;  uwsgi_string TEXT;
-//!   and the directives of all proxying modules (`upstream_rows.rs`)
+//!   and the directives of the protocol's groups (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_uwsgi_module.html>)
 
@@ -14,89 +14,83 @@ use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{Flow, Phase};
+use gale_http::request::phases::Flow;
 use gale_http::upstream::caching::Consulted;
-use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::settings::UpstreamOf;
 use gale_http::upstream::{KeepHead, Passing, pass_on};
 use gale_protocol::uwsgi;
 use gale_upstream::{AddressPass, BareAddress};
 
 use crate::http::cache_rows;
 use crate::http::gateway::{self, Params};
-use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, serving};
-use crate::http::upstream_rows::{self, own_row as row, upstream_ssl_rows};
+use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, note_store, serving};
+use crate::http::upstream_rows::{self, own_row as row, upstream_protocol, upstream_table};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_uwsgi",
-    directives: upstream_ssl_rows!(
-        Conf,
-        "uwsgi",
-        "/var/lib/gale/uwsgi",
-        [
-            Directive {
-                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
-                ..row(
-                    "uwsgi_pass",
-                    Takes::Exactly(1),
-                    "",
-                    "Sets the address of the application, or the group of servers, to which requests are passed.",
-                    &Custom(uwsgi_pass),
-                )
-            },
-            row(
-                "uwsgi_param",
-                Takes::Between(2, 3),
-                "",
-                "Sets a parameter that is passed to the application; with if_not_empty only if the value is not empty.",
-                &Custom(uwsgi_param),
-            ),
-            row(
-                "uwsgi_modifier1",
-                Takes::Exactly(1),
-                "0",
-                "Sets the modifier1 field of the uwsgi packet header, which selects the kind of application.",
-                &One { parse: modifier, slot: slot!(Conf, modifier1) },
-            ),
-            row(
-                "uwsgi_modifier2",
-                Takes::Exactly(1),
-                "0",
-                "Sets the modifier2 field of the uwsgi packet header.",
-                &One { parse: modifier, slot: slot!(Conf, modifier2) },
-            ),
-            row(
-                "uwsgi_string",
+    directives: &upstream_table!([
+        Directive {
+            contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+            ..row(
+                "uwsgi_pass",
                 Takes::Exactly(1),
                 "",
-                "Appends a string, unchanged, to the parameters of requests.",
-                &One { parse: values::string, slot: slot!(Conf, string) },
-            ),
-        ]
-    ),
+                "Sets the address of the application, or the group of servers, to which requests are passed.",
+                &Custom(uwsgi_pass),
+            )
+        },
+        row(
+            "uwsgi_param",
+            Takes::Between(2, 3),
+            "",
+            "Sets a parameter that is passed to the application; with if_not_empty only if the value is not empty.",
+            &Custom(uwsgi_param),
+        ),
+        row(
+            "uwsgi_modifier1",
+            Takes::Exactly(1),
+            "0",
+            "Sets the modifier1 field of the uwsgi packet header, which selects the kind of application.",
+            &One { parse: modifier, slot: slot!(Conf, modifier1) },
+        ),
+        row(
+            "uwsgi_modifier2",
+            Takes::Exactly(1),
+            "0",
+            "Sets the modifier2 field of the uwsgi packet header.",
+            &One { parse: modifier, slot: slot!(Conf, modifier2) },
+        ),
+        row(
+            "uwsgi_string",
+            Takes::Exactly(1),
+            "",
+            "Appends a string, unchanged, to the parameters of requests.",
+            &One { parse: values::string, slot: slot!(Conf, string) },
+        ),
+    ]),
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     parts: &[&HttpPart {
-        handlers: &[(
-            Phase::Content,
-            &PassRequests {
-                has_target: |conf: &Conf| conf.pass.is_some(),
-                settings: |conf| &conf.upstream,
-                rewriter: |_| &KeepHead,
-                prepare: |_, _| true,
-                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
-            },
-        )],
-        reach: Some(|conf, scope, reach| {
-            let conf: Option<&Conf> = conf.downcast_ref();
-            conf.into_iter().for_each(|conf| conf.upstream.store.note_reach(scope, "uwsgi_store", reach));
-        }),
+        handlers: PassRequests::<Conf>::HANDLERS,
+        reach: Some(note_store::<Conf>),
         ..HttpPart::EMPTY
     }],
 };
 
+upstream_protocol! {
+    /// The protocol: responses of applications, which may be cached.
+    UwsgiProtocol, Conf, "uwsgi",
+    has [
+        ConnectSettings, SocketBufferSettings, ExchangeSettings, DeadlineSettings, RetrySettings, HeadSettings,
+        RequestBodySettings, ResponseBodySettings, CacheSettings, StaleSettings, StoreSettings, ServerTlsSettings,
+    ],
+    retry_on gateway::RETRY_CONDITIONS,
+    pass_by pass,
+}
+
 #[derive(Default)]
 struct Conf {
-    upstream: UpstreamSettings,
+    upstream: UpstreamOf<UwsgiProtocol>,
     /// Not inherited: a location's content handler is its own.
     pass: Option<AddressPass<Request>>,
     params: Params,
@@ -134,11 +128,12 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     let passes_requests = conf.pass.is_some();
-    cache_rows::complete(&mut conf.upstream, parent.map(|parent| &parent.upstream), builder, "uwsgi", None)?;
+    cache_rows::complete(&mut conf.upstream, parent.map(|parent| &parent.upstream), builder, None)?;
     if conf.pass.as_ref().is_some_and(AddressPass::may_be_tls) {
-        upstream_rows::prepare_tls(&mut conf.upstream, builder, "uwsgi")?;
+        upstream_rows::prepare_tls(&mut conf.upstream, builder)?;
     }
-    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "uwsgi", "uwsgi", &gateway::hidden())
+    upstream_rows::complete_temp_path(&mut conf.upstream, builder, passes_requests);
+    conf.upstream.complete(&gateway::hidden())
 }
 
 /// Passes a request on. The error is the status of the response.

@@ -48,6 +48,16 @@ pub(crate) const fn join<const N: usize>(tables: &[&[Directive]]) -> [Directive;
     rows
 }
 
+/// Counts the rows of several tables.
+pub(crate) const fn count(tables: &[&[Directive]]) -> usize {
+    let (mut rows, mut table) = (0, 0);
+    while table < tables.len() {
+        rows += tables[table].len();
+        table += 1;
+    }
+    rows
+}
+
 /// Parses a size, which may have variables.
 pub(crate) fn size_template<S: Subject>(
     builder: &mut Builder,

@@ -699,7 +699,7 @@ fn whole_of(request: &Request, caching: &Caching, fill: &Arc<Fill>) -> Option<Rc
 
 /// `cache_use_stale`
 pub(super) fn settings_use(serving: Serving<'_>, on: RetryOn) -> bool {
-    serving.settings.cache_use_stale.get().has(on)
+    serving.settings.stale.cache_use_stale.get().has(on)
 }
 
 /// Repeats the request in the background to fetch a stale response.

@@ -141,9 +141,9 @@ pub(super) fn start(
 ) {
     let pool = pool_of(request);
     let ending = Ending { zone, fill, id };
-    let silence_max = *settings.read_timeout.get();
+    let silence_max = *settings.exchange.read_timeout.get();
     let disk_timeout = *settings.cache.disk_timeout.get();
-    let rate = settings.limit_rate.get().evaluate(request);
+    let rate = settings.response_body.limit_rate.get().evaluate(request);
     let guard = GiveUp(Arc::clone(&ending.fill));
     let fill_beginning = ending.fill.whole_in_memory().unwrap_or_default();
     let started = copy_in_background(request, move |copy| async move {

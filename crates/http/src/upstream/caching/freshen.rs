@@ -87,7 +87,7 @@ fn update(
     let has_other_rules = caching.search.is_some() && search::rules_of(fields) != search::rules_of(&hot.meta.fields);
     let is_same = !has_other_rules
         && is_about_same(fields, hot)
-        && !is_about_another(fields, &hot.meta.fields, settings.ignored.has(Ignored::VARY));
+        && !is_about_another(fields, &hot.meta.fields, settings.head.ignored.has(Ignored::VARY));
     let meta = renewed_meta(request, settings, &hot.meta, fields).filter(|_| is_same);
     let is_updated = meta.is_some();
     if let Some(meta) = meta {

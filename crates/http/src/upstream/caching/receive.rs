@@ -126,7 +126,7 @@ pub(in crate::upstream) fn revalidate(
     let has_other_rules = caching.search.is_some()
         && head.fields.iter().any(|field| field.name.eq_ignore_ascii_case(b"No-Vary-Search"))
         && search::rules_of(&head.fields) != search::rules_of(&hot.meta.fields);
-    if has_other_rules || is_about_another(&head.fields, &hot.meta.fields, settings.ignored.has(Ignored::VARY)) {
+    if has_other_rules || is_about_another(&head.fields, &hot.meta.fields, settings.head.ignored.has(Ignored::VARY)) {
         // It answers this request, as the server says; the next request fetches the whole response.
         let zone = Arc::clone(&caching.zone);
         zone.discard(&caching.id, hot.meta.number);
@@ -291,7 +291,7 @@ pub(in crate::upstream) fn note_of_user(request: &mut Request) {
 }
 
 fn judge_fields(request: &Request, settings: &UpstreamSettings, status: u16, fields: &FieldList, now: u64) -> Storing {
-    let ignored = settings.ignored;
+    let ignored = settings.head.ignored;
     let cache = &settings.cache;
     // A response to POST needs an explicit lifetime to be stored. (RFC 9110 §9.3.3)
     let may_guess = cache.takes(request.method());

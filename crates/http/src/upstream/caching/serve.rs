@@ -158,7 +158,7 @@ fn serve_head(
     }
     // `Date` is hidden by default, because the server's own clock is shown; only hiding it by name counts here.
     let is_hidden = || {
-        let names = serving.settings.hide_header.get_opt().map(Vec::as_slice).unwrap_or_default();
+        let names = serving.settings.head.hide_header.get_opt().map(Vec::as_slice).unwrap_or_default();
         names.iter().any(|name| name.eq_ignore_ascii_case(b"Date"))
     };
     if rules.keeps_date
@@ -180,7 +180,7 @@ pub(in crate::upstream) fn finish_head(request: &mut Request, settings: &Upstrea
     response.follows_rfc_conditions = rules.rfc_conditions;
     let told = response.field(ResponseField::AcceptRanges);
     let offers_ranges = response.status == 200 && told.map_or(rules.cuts_parts_always, |value| value != b"none");
-    if offers_ranges || *settings.force_ranges.get() {
+    if offers_ranges || *settings.response_body.force_ranges.get() {
         response.allows_ranges = true;
         response.remove(ResponseField::AcceptRanges);
     }

@@ -64,7 +64,7 @@ impl Shared {
             taken: None,
             is_asked_for: false,
             timer: Timer::new(),
-            send_max: *settings.send_timeout.get(),
+            send_max: *settings.exchange.send_timeout.get(),
             is_waiting: false,
             sent_before: 0,
             is_reused,
@@ -100,7 +100,7 @@ impl Shared {
         heading: &mut Heading,
         context: &mut Context<'_>,
     ) -> Poll<Result<Box<UpstreamHead>, End>> {
-        let read_timeout = *settings.read_timeout.get();
+        let read_timeout = *settings.exchange.read_timeout.get();
         self.stream.register(context);
         let mut is_done = self.is_sent();
         if !is_done {

@@ -2,7 +2,7 @@
 //!   grpc_pass ADDRESS;                                  location, if in location
 //!   grpc_set_header NAME VALUE;
 //!   health_check … type=grpc …;                         location (`health.rs`)
-//!   and some directives of all proxying modules (`upstream_rows.rs`), with grpc_ssl_…
+//!   and the directives of the protocol's groups (`upstream_rows.rs`)
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_grpc_module.html>)
 //!
@@ -18,19 +18,18 @@ use std::any::Any;
 use std::time::Duration;
 
 use gale_base::log_level::Level;
-use gale_config::{Contexts, Custom, Diagnostic, Statement, Takes};
+use gale_config::{Contexts, Custom, Diagnostic, Setting, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
 use gale_http::request::filters::Change;
-use gale_http::request::phases::{Flow, Phase};
+use gale_http::request::phases::Flow;
 use gale_http::request::response::FieldName;
-use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::settings::{RetryOn, UpstreamOf};
 use gale_http::upstream::{Http2Request, KeepHead, Passing, PassingTls, USUALLY_HIDDEN, Wire, pass_on};
 use gale_http::variables::Variable;
-use gale_http::variables::template::SizeTemplate;
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::KnownHeader;
 use gale_runtime::Bytes;
@@ -39,11 +38,8 @@ use gale_upstream::{AddressPass, BareAddress, TlsTarget};
 use crate::http::gateway;
 use crate::http::upstream_head::{SetHeader, append_uri, authority, write_client_fields, write_set_fields};
 use crate::http::upstream_pass::{PassRequests, look_up_status};
-use crate::http::upstream_rows::{self, common_upstream_rows, fix, own_row, row};
+use crate::http::upstream_rows::{own_row, prepare_tls, upstream_protocol, upstream_table};
 use crate::shared::append::append;
-use crate::shared::tls_client::tls_client_rows;
-
-const PREFIX: &str = "grpc";
 
 /// Header fields that are not passed to clients unless `grpc_pass_header` names them.
 const HIDDEN: &[&str] = &["Date", "Server"];
@@ -51,61 +47,54 @@ const HIDDEN: &[&str] = &["Date", "Server"];
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_grpc",
-    directives: tls_client_rows!(
-        common_upstream_rows(Conf, "grpc",), Request, Conf, [upstream .], "grpc", Contexts::ANYWHERE,
-        [
-            Directive {
-                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
-                ..own_row(
-                    "grpc_pass",
-                    Takes::Exactly(1),
-                    "",
-                    "Sets the gRPC server address, or the group of servers, to which requests are passed.",
-                    &Custom(grpc_pass),
-                )
-            },
-            own_row(
-                "grpc_set_header",
-                Takes::Exactly(2),
+    directives: &upstream_table!([
+        Directive {
+            contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+            ..own_row(
+                "grpc_pass",
+                Takes::Exactly(1),
                 "",
-                "Sets a header field of the request passed to the server; an empty value removes the field.",
-                &Custom(set_header),
-            ),
-            row!(
-                Conf,
-                "grpc",
-                "_request_dynamic",
-                Takes::Flag,
-                "off",
-                "Enables or disables creating a separate request for each server that is tried.",
-                values flag,
-                request_dynamic
-            ),
-        ]
-    ),
+                "Sets the gRPC server address, or the group of servers, to which requests are passed.",
+                &Custom(grpc_pass),
+            )
+        },
+        own_row(
+            "grpc_set_header",
+            Takes::Exactly(2),
+            "",
+            "Sets a header field of the request passed to the server; an empty value removes the field.",
+            &Custom(set_header),
+        ),
+    ]),
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     parts: &[&HttpPart {
         variables: &[Variable::named("grpc_internal_trailers", |request, _, out| {
             wants_trailers(request) && append(out, b"trailers")
         })],
-        handlers: &[(
-            Phase::Content,
-            &PassRequests {
-                has_target: |conf: &Conf| conf.pass.is_some(),
-                settings: |conf| &conf.upstream,
-                rewriter: |_| &KeepHead,
-                prepare: |_, _| true,
-                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
-            },
-        )],
+        handlers: PassRequests::<Conf>::HANDLERS,
         filters: &[&Change { applies: |conf: &Conf| conf.pass.is_some(), run: tell_status }],
         ..HttpPart::EMPTY
     }],
 };
 
+upstream_protocol! {
+    /// The protocol: messages in both directions, as they arrive, with trailers behind them.
+    GrpcProtocol, Conf, "grpc",
+    has [
+        ConnectSettings, SocketBufferSettings, ExchangeSettings, DeadlineSettings, RetrySettings, HeadSettings,
+        ServerTlsSettings,
+    ],
+    retry_on RetryOn::WORDS,
+    pass_by pass,
+    always {
+        http.pass_trailers = Setting::of(true),
+        tls.directives.offers_http2 = true,
+    }
+}
+
 #[derive(Default)]
 struct Conf {
-    upstream: UpstreamSettings,
+    upstream: UpstreamOf<GrpcProtocol>,
     /// Not inherited: a location's content handler is its own.
     pass: Option<AddressPass<Request>>,
     set_headers: Vec<SetHeader>,
@@ -140,23 +129,11 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     if let Some(parent) = parent.filter(|_| conf.set_headers.is_empty()) {
         conf.set_headers = parent.set_headers.clone();
     }
-    let settings = &mut conf.upstream;
-    fix(&mut settings.buffers, (8, 4096));
-    fix(&mut settings.buffering, false);
-    fix(&mut settings.request_buffering, false);
-    fix(&mut settings.max_temp_file_size, 0);
-    fix(&mut settings.ignore_client_abort, false);
-    fix(&mut settings.force_ranges, false);
-    fix(&mut settings.pass_trailers, true);
-    fix(&mut settings.limit_rate, SizeTemplate::Constant(0));
-    fix(&mut settings.pass_request_headers, true);
-    fix(&mut settings.pass_request_body, true);
-    settings.tls.offers_http2 = true;
     if conf.pass.as_ref().is_some_and(AddressPass::may_be_tls) {
-        upstream_rows::prepare_tls(settings, builder, PREFIX)?;
+        prepare_tls(&mut conf.upstream, builder)?;
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
-    upstream_rows::complete(settings, builder, false, PREFIX, "grpc", &hidden)?;
+    conf.upstream.complete(&hidden)?;
     health::complete(conf, builder)
 }
 

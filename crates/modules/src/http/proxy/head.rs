@@ -73,7 +73,7 @@ pub(super) fn write(
     write_upgrade(request, conf, upgrade, out)?;
     write_set_fields(request, &conf.set_headers, out)?;
     write_cache_conditions(request, conf, out)?;
-    if *conf.upstream.pass_request_headers.get() {
+    if *conf.upstream.request_body.pass_request_headers.get() {
         write_client_fields(request, &conf.set_headers, out)?;
     }
     write_head_end(out);
@@ -97,7 +97,7 @@ pub(super) fn http2(
     }
     write_set_fields(request, &conf.set_headers, &mut head)?;
     write_cache_conditions(request, conf, &mut head)?;
-    if *conf.upstream.pass_request_headers.get() {
+    if *conf.upstream.request_body.pass_request_headers.get() {
         write_client_fields(request, &conf.set_headers, &mut head)?;
     }
     Ok(head)

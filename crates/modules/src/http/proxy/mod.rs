@@ -5,7 +5,7 @@
 //!   proxy_upgrade TOKEN ...|off;  proxy_pass_trailers on|off;  proxy_protocol on|off|v2;
 //!   health_check [PARAMETER ...];                location
 //!   match NAME { ... }                           http
-//!   and the directives of all proxying modules (`upstream_rows.rs`)
+//!   and the directives of the protocol's groups (`upstream_rows.rs`)
 //!                                                http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
 //!
@@ -35,14 +35,14 @@ use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{Flow, Phase};
+use gale_http::request::phases::Flow;
 use gale_http::request::request_body::read_body;
 use gale_http::request::response::ShortText;
 use gale_http::upstream::caching::{CacheNote, Consulted, Serving};
 use gale_http::upstream::http1::{Chunked, Http1Reader};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
-use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::settings::{HeadSettings, RetryOn, ServerTlsSettings, UpstreamOf};
 use gale_http::upstream::{
     Alone, HeadRewriter, Http2Request, Passing, PassingTls, ServerNames, USUALLY_HIDDEN, Wire, pass_on,
 };
@@ -51,18 +51,16 @@ use gale_http::variables::template::Template;
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::{KnownHeader, Method, Version};
 use gale_runtime::Bytes;
-use gale_upstream::ProxyVersion;
 
 use self::cookies::{CookieFlags, Rewrites};
 use self::redirect::Redirects;
 use self::target::{Pass, Target};
 use crate::http::cache_rows;
 use crate::http::upstream_head::SetHeader;
-use crate::http::upstream_pass::{BodySource, PassRequests, body_source, consult_cache, serving};
-use crate::http::upstream_rows::{self, own_row as row, template, upstream_ssl_rows};
+use crate::http::upstream_pass::{BodySource, PassRequests, body_source, consult_cache, note_store, serving};
+use crate::http::upstream_rows::{self, own_row as row, upstream_protocol, upstream_table};
 use crate::shared::append::append;
-
-const PREFIX: &str = "proxy";
+use crate::shared::tls_client::template;
 
 /// Header fields that are not passed to clients unless `proxy_pass_header` names them.
 const HIDDEN: &[&str] = &["Date", "Server", "X-Pad"];
@@ -70,128 +68,109 @@ const HIDDEN: &[&str] = &["Date", "Server", "X-Pad"];
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_proxy",
-    directives: upstream_ssl_rows!(
-        Conf,
-        "proxy",
-        "/var/lib/gale/proxy",
-        [
-            Directive {
-                name: "proxy_pass",
-                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION).or(Contexts::LIMIT_EXCEPT),
-                takes: Takes::Exactly(1),
-                body: BlockBody::None,
-                default: "",
-                about: "Sets the protocol and address of the server, or the group of servers, to which requests are \
-                        passed.",
-                store: &Custom(target::proxy_pass),
-            },
-            Directive {
-                name: "health_check",
-                contexts: Contexts::LOCATION,
-                takes: Takes::AtLeast(0),
-                body: BlockBody::None,
-                default: "",
-                about: "Enables periodic health checks of the servers to which the surrounding location passes \
-                        requests.",
-                store: &Custom(health::health_check),
-            },
-            Directive {
-                name: "match",
-                contexts: Contexts::HTTP,
-                takes: Takes::Exactly(1),
-                body: BlockBody::Block,
-                default: "",
-                about: "Defines the conditions that a response to a health check must meet.",
-                store: &Custom(matching::match_block),
-            },
-            row(
-                "proxy_set_header",
-                Takes::Exactly(2),
-                "",
-                "Sets a header field of the request passed to the server; an empty value removes the field.",
-                &Custom(head::set_header),
-            ),
-            row(
-                "proxy_method",
-                Takes::Exactly(1),
-                "",
-                "Sets the HTTP method of the request passed to the server, instead of the client's.",
-                &OneWith { parse: template, slot: slot!(Conf, method) },
-            ),
-            row(
-                "proxy_http_version",
-                Takes::Exactly(1),
-                "1.1",
-                "Sets the HTTP version for requests to servers.",
-                &One { parse: http_version, slot: slot!(Conf, version) },
-            ),
-            row(
-                "proxy_set_body",
-                Takes::Exactly(1),
-                "",
-                "Sets the body of the request passed to the server, instead of the client's.",
-                &OneWith { parse: template, slot: slot!(Conf, body) },
-            ),
-            row(
-                "proxy_redirect",
-                Takes::Between(1, 2),
-                "",
-                "Replaces a text in the Location and Refresh response header fields: default, off, or a text and its \
-                 replacement.",
-                &Custom(redirect::proxy_redirect),
-            ),
-            row(
-                "proxy_cookie_domain",
-                Takes::Between(1, 2),
-                "",
-                "Replaces a text in the domain attribute of cookies that servers set; off changes nothing.",
-                &Custom(cookies::cookie_domain),
-            ),
-            row(
-                "proxy_cookie_path",
-                Takes::Between(1, 2),
-                "",
-                "Replaces a text in the path attribute of cookies that servers set; off changes nothing.",
-                &Custom(cookies::cookie_path),
-            ),
-            row(
-                "proxy_cookie_flags",
-                Takes::Between(1, 4),
-                "",
-                "Sets or removes flags of cookies that servers set.",
-                &Custom(cookies::cookie_flags),
-            ),
-            row(
-                "proxy_pass_trailers",
-                Takes::Flag,
-                "off",
-                "Enables or disables passing trailer fields of the response to the client.",
-                &One { parse: values::flag, slot: slot!(Conf, upstream.pass_trailers) },
-            ),
-            row(
-                "proxy_upgrade",
-                Takes::AtLeast(1),
-                "websocket",
-                "Sets the protocols to which a client may upgrade through the proxy; off leaves upgrades to \
-                 proxy_set_header.",
-                &One { parse: upgrades, slot: slot!(Conf, upgrades) },
-            ),
-            row(
-                "proxy_protocol",
-                Takes::Exactly(1),
-                "off",
-                "Sets the version of the PROXY protocol header that is sent to servers: off, on (version 1) or v2.",
-                &One { parse: ProxyVersion::parse, slot: slot!(Conf, upstream.proxy_protocol) },
-            ),
-            row(
-                "proxy_send_lowat",
-                Takes::Exactly(1),
-                "",
-                "No effect on Linux, as in nginx.",
-                &OneWith { parse: upstream_rows::send_lowat, slot: slot!(Conf, send_lowat) },
-            ),
-        ]
-    ),
+    directives: &upstream_table!([
+        Directive {
+            name: "proxy_pass",
+            contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION).or(Contexts::LIMIT_EXCEPT),
+            takes: Takes::Exactly(1),
+            body: BlockBody::None,
+            default: "",
+            about: "Sets the protocol and address of the server, or the group of servers, to which requests are \
+                    passed.",
+            store: &Custom(target::proxy_pass),
+        },
+        Directive {
+            name: "health_check",
+            contexts: Contexts::LOCATION,
+            takes: Takes::AtLeast(0),
+            body: BlockBody::None,
+            default: "",
+            about: "Enables periodic health checks of the servers to which the surrounding location passes \
+                    requests.",
+            store: &Custom(health::health_check),
+        },
+        Directive {
+            name: "match",
+            contexts: Contexts::HTTP,
+            takes: Takes::Exactly(1),
+            body: BlockBody::Block,
+            default: "",
+            about: "Defines the conditions that a response to a health check must meet.",
+            store: &Custom(matching::match_block),
+        },
+        row(
+            "proxy_set_header",
+            Takes::Exactly(2),
+            "",
+            "Sets a header field of the request passed to the server; an empty value removes the field.",
+            &Custom(head::set_header),
+        ),
+        row(
+            "proxy_method",
+            Takes::Exactly(1),
+            "",
+            "Sets the HTTP method of the request passed to the server, instead of the client's.",
+            &OneWith { parse: template, slot: slot!(Conf, method) },
+        ),
+        row(
+            "proxy_http_version",
+            Takes::Exactly(1),
+            "1.1",
+            "Sets the HTTP version for requests to servers.",
+            &One { parse: http_version, slot: slot!(Conf, version) },
+        ),
+        row(
+            "proxy_set_body",
+            Takes::Exactly(1),
+            "",
+            "Sets the body of the request passed to the server, instead of the client's.",
+            &OneWith { parse: template, slot: slot!(Conf, body) },
+        ),
+        row(
+            "proxy_redirect",
+            Takes::Between(1, 2),
+            "",
+            "Replaces a text in the Location and Refresh response header fields: default, off, or a text and its \
+             replacement.",
+            &Custom(redirect::proxy_redirect),
+        ),
+        row(
+            "proxy_cookie_domain",
+            Takes::Between(1, 2),
+            "",
+            "Replaces a text in the domain attribute of cookies that servers set; off changes nothing.",
+            &Custom(cookies::cookie_domain),
+        ),
+        row(
+            "proxy_cookie_path",
+            Takes::Between(1, 2),
+            "",
+            "Replaces a text in the path attribute of cookies that servers set; off changes nothing.",
+            &Custom(cookies::cookie_path),
+        ),
+        row(
+            "proxy_cookie_flags",
+            Takes::Between(1, 4),
+            "",
+            "Sets or removes flags of cookies that servers set.",
+            &Custom(cookies::cookie_flags),
+        ),
+        row(
+            "proxy_upgrade",
+            Takes::AtLeast(1),
+            "websocket",
+            "Sets the protocols to which a client may upgrade through the proxy; off leaves upgrades to \
+             proxy_set_header.",
+            &One { parse: upgrades, slot: slot!(Conf, upgrades) },
+        ),
+        row(
+            "proxy_send_lowat",
+            Takes::Exactly(1),
+            "",
+            "No effect on Linux, as in nginx.",
+            &OneWith { parse: upstream_rows::send_lowat, slot: slot!(Conf, send_lowat) },
+        ),
+    ]),
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     parts: &[&HttpPart {
         variables: &[
@@ -209,34 +188,41 @@ pub static MODULE: Module = Module {
                 request.notes.get::<BodyLength>().is_some_and(|length| length.1 && append(out, b"chunked"))
             }),
         ],
-        handlers: &[(
-            Phase::Content,
-            &PassRequests {
-                has_target: |conf: &Conf| conf.pass.is_some(),
-                settings: |conf| &conf.upstream,
-                rewriter: |conf| conf,
-                prepare: |request, conf| {
-                    let known = conf.pass.as_ref().and_then(target::Pass::known);
-                    known.is_some_and(|target| {
-                        // Variables in the key may use the target.
-                        request.notes.put(Arc::clone(target));
-                        true
-                    })
-                },
-                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
-            },
-        )],
-        reach: Some(|conf, scope, reach| {
-            let conf: Option<&Conf> = conf.downcast_ref();
-            conf.into_iter().for_each(|conf| conf.upstream.store.note_reach(scope, "proxy_store", reach));
-        }),
+        handlers: PassRequests::<Conf>::HANDLERS,
+        reach: Some(note_store::<Conf>),
         ..HttpPart::EMPTY
     }],
 };
 
+upstream_protocol! {
+    /// The protocol: HTTP, which has all groups.
+    HttpProtocol, Conf, "proxy",
+    has [
+        ConnectSettings, SocketBufferSettings, HttpServerSettings, ExchangeSettings, DeadlineSettings, RetrySettings,
+        HeadSettings, RequestBodySettings, ResponseBodySettings, CacheSettings, StaleSettings, StoreSettings,
+        ServerTlsSettings,
+    ],
+    retry_on RetryOn::WORDS,
+    pass_by pass,
+    handler {
+        fn rewriter(&self) -> &dyn HeadRewriter {
+            self
+        }
+
+        fn prepare(&self, request: &mut Request) -> bool {
+            let known = self.pass.as_ref().and_then(target::Pass::known);
+            known.is_some_and(|target| {
+                // Variables in the key may use the target.
+                request.notes.put(Arc::clone(target));
+                true
+            })
+        }
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Conf {
-    upstream: UpstreamSettings,
+    upstream: UpstreamOf<HttpProtocol>,
     /// Not inherited: a location's content handler is its own.
     pass: Option<Pass>,
     set_headers: Vec<SetHeader>,
@@ -295,20 +281,21 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
     let passes_requests = conf.pass.is_some();
-    conf.upstream.tls.offers_http2 = *conf.version.get() == Version::Http2;
+    conf.upstream.group_mut::<ServerTlsSettings>().directives.offers_http2 = *conf.version.get() == Version::Http2;
     if conf.pass.as_ref().is_some_and(target::Pass::may_be_tls) {
-        upstream_rows::prepare_tls(&mut conf.upstream, builder, PREFIX)?;
+        upstream_rows::prepare_tls(&mut conf.upstream, builder)?;
     }
     cache_rows::complete(
         &mut conf.upstream,
         parent.map(|parent| &parent.upstream),
         builder,
-        PREFIX,
         Some("$scheme$proxy_host$proxy_uri"),
     )?;
-    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)?;
-    let passed = conf.upstream.pass_header.get_opt().map(Vec::as_slice).unwrap_or_default();
-    conf.upstream.leaves_server_field = passed.iter().any(|name| name.eq_ignore_ascii_case(b"Server"));
+    upstream_rows::complete_temp_path(&mut conf.upstream, builder, passes_requests);
+    conf.upstream.complete(&hidden)?;
+    let head: &mut HeadSettings = conf.upstream.group_mut();
+    let passed = head.pass_header.get_opt().map(Vec::as_slice).unwrap_or_default();
+    head.leaves_server_field = passed.iter().any(|name| name.eq_ignore_ascii_case(b"Server"));
     health::complete(conf, builder)
 }
 
