@@ -1,5 +1,5 @@
-//! Settings of a location for passing requests on, in groups: `proxy_read_timeout`, `fastcgi_read_timeout` and so on are
-//! the same setting. (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
+//! Settings of a location for passing requests on, in groups: `proxy_read_timeout`, `fastcgi_read_timeout` and so on
+//! are the same setting. (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
 //!
 //! ```text
 //!  connect, socket_buffers, http     the connection                         (connect.rs)

@@ -2,8 +2,7 @@
 //!   empty_gif;          location
 //! (<https://nginx.org/en/docs/http/ngx_http_empty_gif_module.html>)
 
-use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
-use gale_engine::configuration::Builder;
+use gale_config::{Body as BlockBody, Contexts, Takes};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -11,6 +10,8 @@ use gale_http::request::body::Body;
 use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_protocol::request::Method;
 use gale_runtime::Bytes;
+
+use super::content_switch::ContentSwitch;
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -22,25 +23,19 @@ pub static MODULE: Module = Module {
         body: BlockBody::None,
         default: "",
         about: "Returns a transparent GIF image of one pixel.",
-        store: &Custom(empty_gif),
+        store: Conf::TURN_ON,
     }],
     conf: Some(ConfType::of::<Conf>()),
     parts: &[&HttpPart {
-        handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
+        handlers: &[(Phase::Content, &Decide { applies: Conf::is_on, run: |request, _| answer(request) })],
         ..HttpPart::EMPTY
     }],
 };
 
-/// Not inherited: a location's content handler is its own.
-#[derive(Default)]
-struct Conf {
-    is_on: bool,
-}
+/// Name of the module in the type of its settings.
+enum EmptyGif {}
 
-fn empty_gif(conf: &mut Conf, _: &mut Builder, _: &Statement) -> Result<(), Diagnostic> {
-    conf.is_on = true;
-    Ok(())
-}
+type Conf = ContentSwitch<EmptyGif>;
 
 fn answer(request: &mut Request) -> Flow {
     if !matches!(request.method(), Method::Get | Method::Head) {

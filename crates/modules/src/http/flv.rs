@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use gale_base::units;
-use gale_config::{Body as Block, Contexts, Custom, Takes};
+use gale_config::{Body as Block, Contexts, Takes};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -18,6 +18,7 @@ use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_protocol::request::Method;
 use gale_runtime::Bytes;
 
+use super::content_switch::ContentSwitch;
 use super::{static_files, variables};
 
 /// See the file's head.
@@ -30,26 +31,22 @@ pub static MODULE: Module = Module {
         body: Block::None,
         default: "",
         about: "Serves FLV files, from the offset in the request argument start.",
-        store: &Custom(|conf: &mut Conf, _, _| {
-            conf.is_on = true;
-            Ok(())
-        }),
+        store: Conf::TURN_ON,
     }],
     conf: Some(ConfType::of::<Conf>()),
     parts: &[&HttpPart {
         handlers: &[(
             Phase::Content,
-            &Wait { applies: |conf: &Conf| conf.is_on, first: at_once, then: |request, _| serve(request) },
+            &Wait { applies: Conf::is_on, first: at_once, then: |request, _| serve(request) },
         )],
         ..HttpPart::EMPTY
     }],
 };
 
-/// Not inherited: a location's content handler is its own.
-#[derive(Default)]
-struct Conf {
-    is_on: bool,
-}
+/// Name of the module in the type of its settings.
+enum Flv {}
+
+type Conf = ContentSwitch<Flv>;
 
 /// Version 1 with audio and video; the header's length, and the length of the tag before the first one.
 const HEAD: &[u8; 13] = b"FLV\x01\x05\0\0\0\x09\0\0\0\0";

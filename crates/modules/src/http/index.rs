@@ -74,7 +74,8 @@ fn merge(conf: &mut dyn std::any::Any, parent: Option<&dyn std::any::Any>, _: &m
     Ok(())
 }
 
-fn only_directories(request: &mut Request, _: &Conf) -> Option<Flow> {
+/// Passes on requests of other handlers than those for directories.
+pub(super) fn only_directories<C>(request: &mut Request, _: &C) -> Option<Flow> {
     let asks_for_directory = request.uri.ends_with(b"/");
     let fits = matches!(request.method(), Method::Get | Method::Head | Method::Post);
     if asks_for_directory && fits { None } else { Some(Flow::Next) }

@@ -12,6 +12,7 @@ mod cache_rows;
 pub mod charset;
 mod checking;
 pub mod client_body;
+mod content_switch;
 pub mod core;
 pub mod dashboard;
 pub mod dav;

@@ -17,9 +17,10 @@ use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::files::find_path;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
-use gale_protocol::request::Method;
 use gale_runtime::default_pool;
 use gale_runtime::files::likely_device;
+
+use super::index::only_directories;
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -50,12 +51,6 @@ pub static MODULE: Module = Module {
 #[derive(Default)]
 struct Conf {
     is_on: Setting<bool>,
-}
-
-fn only_directories(request: &mut Request, _: &Conf) -> Option<Flow> {
-    let asks_for_directory = request.uri.ends_with(b"/");
-    let fits = matches!(request.method(), Method::Get | Method::Head | Method::Post);
-    if asks_for_directory && fits { None } else { Some(Flow::Next) }
 }
 
 fn choose(request: &mut Request) -> LocalBoxFuture<'_, Flow> {

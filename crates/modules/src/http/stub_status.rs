@@ -5,8 +5,7 @@
 //!
 //! The numbers cover all workers. Every accepted connection is handled, so these two are always equal.
 
-use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
-use gale_engine::configuration::Builder;
+use gale_config::{Body as BlockBody, Contexts, Takes};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -15,6 +14,8 @@ use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_http::variables::Variable;
 use gale_protocol::request::Method;
 use gale_worker::{Totals, totals};
+
+use super::content_switch::ContentSwitch;
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -27,7 +28,7 @@ pub static MODULE: Module = Module {
         body: BlockBody::None,
         default: "",
         about: "Enables the basic status page in the surrounding location.",
-        store: &Custom(stub_status),
+        store: Conf::TURN_ON,
     }],
     conf: Some(ConfType::of::<Conf>()),
     parts: &[&HttpPart {
@@ -37,21 +38,15 @@ pub static MODULE: Module = Module {
             Variable::named("connections_writing", |_, _, out| append(out, totals().writing)),
             Variable::named("connections_waiting", |_, _, out| append(out, totals().waiting())),
         ],
-        handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
+        handlers: &[(Phase::Content, &Decide { applies: Conf::is_on, run: |request, _| answer(request) })],
         ..HttpPart::EMPTY
     }],
 };
 
-/// Not inherited, as in nginx: a location's content handler is its own.
-#[derive(Default)]
-struct Conf {
-    is_on: bool,
-}
+/// Name of the module in the type of its settings.
+enum StubStatus {}
 
-fn stub_status(conf: &mut Conf, _: &mut Builder, _: &Statement) -> Result<(), Diagnostic> {
-    conf.is_on = true;
-    Ok(())
-}
+type Conf = ContentSwitch<StubStatus>;
 
 fn answer(request: &mut Request) -> Flow {
     if !matches!(request.method(), Method::Get | Method::Head) {

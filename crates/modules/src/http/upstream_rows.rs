@@ -423,8 +423,8 @@ mod tests {
     /// Directives of `inert.rs`.
     const INERT: &[&str] = &["proxy_headers_hash_bucket_size", "proxy_headers_hash_max_size"];
 
-    /// Asserts that a module has the directives of nginx's module of the same name, Gale's own ones, and no others. Those
-    /// in `own` lack the prefix.
+    /// Asserts that a module has the directives of nginx's module of the same name, Gale's own ones, and no others.
+    /// Those in `own` lack the prefix.
     fn assert_directives(module: &Module, prefix: &str, own: &[&[&str]]) {
         let of_nginx = nginx_names::rows().filter(|row| row.module == module.name).map(|row| row.name);
         let nginx: Vec<&str> = of_nginx.filter(|name| !INERT.contains(name)).collect();
