@@ -16,8 +16,9 @@ with_each_driver!(
     unknown_call_fails_and_the_worker_serves_on,
     diagnosis_names_the_call,
     sandbox_off_restricts_nothing,
-    ring_is_made_for_no_worker_later,
-    more_event_loops_are_in_a_new_process_where_they_need_rings,
+    rings_after_the_start_are_forbidden_by_on_alone,
+    more_event_loops_keep_process_and_zones_under_auto,
+    more_event_loops_have_a_new_process_where_on_forbids_their_rings,
     worker_writes_to_its_places_alone,
     releases_are_swapped_and_roots_renamed_under_auto,
     reload_that_writes_elsewhere_has_a_new_process,
@@ -122,17 +123,43 @@ fn sandbox_off_restricts_nothing(driver: Driver) {
     server.stop();
 }
 
-fn ring_is_made_for_no_worker_later(driver: Driver) {
-    let server = start(driver, "", "");
+fn rings_after_the_start_are_forbidden_by_on_alone(driver: Driver) {
+    // The kernel checks the filter before the arguments, which are invalid.
     let setup = libc::SYS_io_uring_setup.to_string();
+    let server = start(driver, "", "");
+    assert_ne!(attempt(&server, "call", &setup), libc::EPERM.to_string());
+    server.stop();
+    let Some(_) = landlock() else { return };
+    let server = start(driver, "sandbox on;", "");
     server.look_until("end of rings", || attempt(&server, "call", &setup) == libc::EPERM.to_string());
     server.stop();
 }
 
-fn more_event_loops_are_in_a_new_process_where_they_need_rings(driver: Driver) {
-    let mut server = start(driver, "", "");
+fn more_event_loops_keep_process_and_zones_under_auto(driver: Driver) {
+    let zone = "limit_req_zone all zone=z:64k rate=1r/m;";
+    let server = "server { listen %UNIX%; location / { return 200 here; } \
+                  location /once { limit_req zone=z; root %DIR%; } }";
+    let text = http_configuration(driver, &format!("{zone} {server}"));
+    let mut server = Setup::configuration(&text).file("once", "once").start();
+    assert_eq!(server.get("/once").text(), "once");
     let before = server.worker();
-    let text = configuration(driver, "", "");
+    for workers in [6, 1, 3] {
+        server.reload(&text.replace("worker_processes 2;", &format!("worker_processes {workers};")));
+        // Each of the loops has the zone as it was.
+        for _ in 0..2 * workers {
+            assert_eq!(server.get("/once").status, 503);
+        }
+        assert_eq!(server.worker(), before);
+    }
+    assert!(!server.log().contains("io_uring is not available"), "{server}");
+    server.stop();
+}
+
+fn more_event_loops_have_a_new_process_where_on_forbids_their_rings(driver: Driver) {
+    let Some(_) = landlock() else { return };
+    let mut server = start(driver, "sandbox on;", "");
+    let before = server.worker();
+    let text = configuration(driver, "sandbox on;", "");
     server.reload(&text.replace("worker_processes 2;", "worker_processes 3;"));
     assert_eq!(server.get("/").text(), "here");
     match driver {

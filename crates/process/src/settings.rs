@@ -106,9 +106,9 @@ impl ProcessSettings {
         changed.or_else(|| self.sandbox.lacks(&next.sandbox))
     }
 
-    /// True if loops may use io_uring, and there will be more of them than a process in a sandbox has rings for.
+    /// True if loops may use io_uring, and there will be more of them than a process under `sandbox on` has rings for.
     fn lacks_rings(&self, next: &ProcessSettings) -> bool {
-        self.sandbox.is_on() && self.event_method != EPOLL && self.workers < next.workers
+        self.sandbox.forbids_rings() && self.event_method != EPOLL && self.workers < next.workers
     }
 }
 

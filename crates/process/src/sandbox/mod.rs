@@ -74,6 +74,11 @@ impl Sandbox {
         self.mode != SandboxMode::Off
     }
 
+    /// True if the process makes no rings of io_uring after its start.
+    pub(crate) fn forbids_rings(&self) -> bool {
+        self.mode == SandboxMode::On
+    }
+
     /// Resolves the directories of the places and opens those that are written to. Runs in the process that opens the
     /// configuration's resources.
     pub(crate) fn find_places(&mut self) -> Vec<OpenPlace> {

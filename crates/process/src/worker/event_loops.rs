@@ -129,11 +129,11 @@ impl<P: Program> Control<P> {
         }
     }
 
-    /// Forbids new io_uring rings, since the loops have theirs. A reload that needs more loops uses another process for
-    /// them.
+    /// Forbids new io_uring rings under `sandbox on`, since the loops have theirs. A reload that needs more loops uses
+    /// another process for them.
     fn forbid_rings(&self) {
         if let Origin::Master(_) = self.origin
-            && self.bundle.settings.sandbox.is_on()
+            && self.bundle.settings.sandbox.forbids_rings()
             && let Err(error) = sandbox::forbid_rings()
         {
             self.log.write(Level::Alert, &format!("seccomp() failed{}", errno_text(&error)));
