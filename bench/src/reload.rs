@@ -115,6 +115,16 @@ pub fn measure_one(options: &Options, program: &Program) -> Result<Outcome, Stri
     })
 }
 
+impl Outcome {
+    /// The lowest PSS in KiB between three fifths and four fifths of the reloads, and the number of reloads at that time.
+    /// Each reading may have met two configurations; the lowest one is like that of a settled server.
+    pub fn late_memory(&self) -> Option<(u32, u64)> {
+        let late = self.reloads_asked * 3 / 5..=self.reloads_asked * 4 / 5;
+        let readings = self.memory_course.iter().filter(|(reloads, _)| late.contains(reloads));
+        readings.map(|&(reloads, memory)| (reloads, memory.pss_kib)).min_by_key(|&(_, kib)| kib)
+    }
+}
+
 /// Waits until there are no more processes than before, or the time is up. Processes that remain then count.
 fn settle(server: &Running, processes: usize) {
     let deadline = Instant::now() + SETTLE_TIME_LIMIT;

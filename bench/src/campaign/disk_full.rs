@@ -10,7 +10,7 @@ use super::exchange::{ask, get, put};
 use super::isolation::Need;
 use super::origin::{Origin, content};
 use super::outcome::{Outcome, Tally};
-use super::trial::{Trial, Watched, each_in_threads, text};
+use super::trial::{Trial, Watched, each_in_threads, storage_on, text};
 use super::{Experiment, slow_clients};
 use crate::servers::Setting;
 
@@ -61,12 +61,9 @@ fn run(trial: &Trial) -> Result<Outcome, String> {
 }
 
 fn setting(disk: &Path, origin: &Origin) -> Setting {
-    let (disk, origin) = (text(disk), origin.address);
+    let (http, disk, origin) = (storage_on(disk), text(disk), origin.address);
     Setting {
-        http: format!(
-            "proxy_cache_path {disk}/cache keys_zone=cache:1m use_temp_path=off; proxy_temp_path {disk}/proxy; \
-             client_body_temp_path {disk}/body; client_body_buffer_size 8k;"
-        ),
+        http,
         server: format!(
             "access_log {disk}/access.log; client_max_body_size 10m;
              location /cached/ {{ proxy_pass http://{origin}; proxy_cache cache; proxy_cache_valid 200 1h; \

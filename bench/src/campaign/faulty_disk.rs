@@ -12,7 +12,7 @@ use super::exchange::{Reply, ask, get, put};
 use super::isolation::Need;
 use super::origin::{Origin, content};
 use super::outcome::{Outcome, Tally};
-use super::trial::{Trial, Watched, text};
+use super::trial::{Trial, Watched, storage_on, text};
 use crate::floods::Waits;
 use crate::servers::Setting;
 use crate::support::fuse::disk::{Condition, Disk};
@@ -47,12 +47,9 @@ fn disk() -> Result<Disk, String> {
 }
 
 fn setting(disk: &Path, origin: &Origin) -> Setting {
-    let (disk, origin) = (text(disk), origin.address);
+    let (http, disk, origin) = (storage_on(disk), text(disk), origin.address);
     Setting {
-        http: format!(
-            "proxy_cache_path {disk}/cache keys_zone=cache:1m use_temp_path=off; proxy_temp_path {disk}/proxy; \
-             client_body_temp_path {disk}/body; client_body_buffer_size 8k;"
-        ),
+        http,
         server: format!(
             "access_log {disk}/access.log;
              location /files/ {{ root {disk}; }}
@@ -70,14 +67,29 @@ fn write_file(disk: &Path) -> Result<(), String> {
     written.and_then(|()| fs::create_dir_all(disk.join("dav"))).map_err(|error| format!("{}: {error}", path.display()))
 }
 
+/// A server whose files are on a disk in user space, and whose disk has been used once. The disk goes last.
+struct OnDisk {
+    watched: Watched,
+    tally: Tally,
+    disk: Disk,
+    _origin: Origin,
+}
+
+impl OnDisk {
+    fn start(trial: &Trial) -> Result<OnDisk, String> {
+        let disk = disk()?;
+        write_file(&disk.point())?;
+        let origin = Origin::plain()?;
+        let mut watched = trial.start(setting(&disk.point(), &origin))?;
+        let tally = Tally::default();
+        ask_all(&watched, &tally, "first", Expect::Whole);
+        watched.read_again();
+        Ok(OnDisk { watched, tally, disk, _origin: origin })
+    }
+}
+
 fn failing_calls(trial: &Trial) -> Result<Outcome, String> {
-    let disk = disk()?;
-    write_file(&disk.point())?;
-    let origin = Origin::plain()?;
-    let mut watched = trial.start(setting(&disk.point(), &origin))?;
-    let tally = Tally::default();
-    ask_all(&watched, &tally, "first", Expect::Whole);
-    watched.read_again();
+    let OnDisk { watched, tally, disk, _origin } = OnDisk::start(trial)?;
     for (errno, name) in [(Errno::IO, "EIO"), (Errno::NOSPC, "ENOSPC")] {
         for number in 1..=CALLS {
             disk.fail_call(Some(number), errno);
@@ -146,13 +158,7 @@ fn slow_disk(trial: &Trial) -> Result<Outcome, String> {
     const DELAY: Duration = Duration::from_millis(500);
     const SLOW_TIME: Duration = Duration::from_secs(5);
     const CLIENTS: usize = 4;
-    let disk = disk()?;
-    write_file(&disk.point())?;
-    let origin = Origin::plain()?;
-    let mut watched = trial.start(setting(&disk.point(), &origin))?;
-    let tally = Tally::default();
-    ask_all(&watched, &tally, "first", Expect::Whole);
-    watched.read_again();
+    let OnDisk { watched, tally, disk, _origin } = OnDisk::start(trial)?;
     let is_over = AtomicBool::new(false);
     let waits = std::thread::scope(|scope| {
         disk.set(Condition::Slow(DELAY));

@@ -51,7 +51,7 @@ Runs experiments (all, or those named) on Gale with each driver and on nginx, an
   --gale-use A,B         drivers (default: epoll,io_uring)
   --servers A,B          only those labels: gale, nginx, \"gale epoll\", …
   --hours N              length of the soak (default: a minute)
-  --reloads N            of the experiment `reloads` (default: 200)
+  --reloads N            of the experiment `reloads` (default: 400)
   --upgrades N           of the experiment `upgrades` (default: 100)
   --slow-clients N       of the experiment `slow-clients` (default: 10000)
   --results DIR          where the table is (default: bench/results). Rows of experiments that did not run stay.
@@ -196,7 +196,7 @@ fn choose(names: &[String]) -> Result<Vec<&'static Experiment>, String> {
 
 /// Those of the measurements, with numbers that are shorter where they are not given.
 fn options(args: &[String]) -> Result<Options, String> {
-    const RELOADS: u32 = 200;
+    const RELOADS: u32 = 400;
     const SLOW_CLIENTS: usize = 10_000;
     let mut options = Options::parse(args)?;
     if !args.iter().any(|arg| arg == "--reloads") {
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn reloads_are_fewer_unless_their_number_is_given() {
-        assert_eq!(options(&[]).unwrap().reloads, 200);
+        assert_eq!(options(&[]).unwrap().reloads, 400);
         assert_eq!(options(&words("--reloads 1000")).unwrap().reloads, 1000);
     }
 }

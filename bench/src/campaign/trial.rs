@@ -52,13 +52,20 @@ impl Trial<'_> {
 impl Watched {
     /// Reads the server after it has worked.
     pub fn from_now(server: Running) -> Result<Watched, String> {
+        let mut watched = Watched { server, before: Memory::default(), descriptors_before: Vec::new() };
+        watched.read_after_work()?;
+        Ok(watched)
+    }
+
+    /// Has the server work, and reads it then. A server opens some descriptors when it first needs them: Gale's watch of
+    /// files (an inotify and an eventfd) and the table of mounts with the first file that is asked for repeatedly.
+    pub fn read_after_work(&mut self) -> Result<(), String> {
         const ROUNDS: usize = 100;
         for _ in 0..ROUNDS {
-            server.ask_both()?;
+            self.server.ask_both()?;
         }
-        let mut watched = Watched { server, before: Memory::default(), descriptors_before: Vec::new() };
-        watched.read_again();
-        Ok(watched)
+        self.read_again();
+        Ok(())
     }
 
     pub fn address(&self) -> &str {
@@ -169,6 +176,15 @@ pub fn wait_until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
         std::thread::sleep(POLL_INTERVAL);
     }
     true
+}
+
+/// Directives that place cache, temporary files and large uploads on a disk; the cache's zone is `cache`.
+pub fn storage_on(disk: &Path) -> String {
+    let disk = text(disk);
+    format!(
+        "proxy_cache_path {disk}/cache keys_zone=cache:1m use_temp_path=off; proxy_temp_path {disk}/proxy; \
+         client_body_temp_path {disk}/body; client_body_buffer_size 8k;"
+    )
 }
 
 /// A path as configurations have it.
