@@ -4,14 +4,20 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
+use gale_protocol::http2::{StreamId, settings};
+use serde_json::Value;
+
+use crate::support::fuse::disk::{Condition, Disk};
+use crate::support::http2::{Http2, frame, frame_type};
 use crate::support::{
-    Backend, Client, DEADLINE, Driver, Serving, Setup, descriptor_limit, descriptors_of, resident_memory,
-    turn_of_crowds, with_each_driver,
+    Backend, Client, DEADLINE, Driver, Server, Serving, Setup, anonymous_memory, descriptor_limit, descriptors_of,
+    has_own_mounts, resident_memory, turn_of_crowds, with_each_driver,
 };
 
 with_each_driver!(
     servers_are_free_long_before_clients_that_do_not_read,
     thousands_of_clients_that_read_a_byte_now_and_then_cost_their_buffers,
+    streams_with_closed_windows_hold_64_kib,
 );
 
 const CLIENTS: usize = 200;
@@ -118,5 +124,84 @@ fn thousands_of_clients_that_read_a_byte_now_and_then_cost_their_buffers(driver:
         let response = client.response();
         assert!(response.status == 200 && response.body[..] == body[..]);
     }
+    server.stop();
+}
+
+/// HTTP/2 connections, and streams on each.
+const CONNECTIONS: usize = 8;
+const STREAMS: usize = 100;
+
+/// Size of each response.
+const STREAM_BODY: usize = 256 << 10;
+
+/// Memory that a stream with a closed window may hold, with the default `proxy_buffers` of 32 KiB.
+const HELD_MAX: usize = 64 << 10;
+
+/// Memory that may wait for the disk beyond 16 KiB of each stream, in all.
+const PLENTY: usize = 8 << 20;
+
+/// A client whose windows are closed from the beginning, with its requests.
+fn closed(server: &Server) -> (Http2, Vec<StreamId>) {
+    let mut client = Http2::unix(server);
+    let settings = [&settings::id::INITIAL_WINDOW_SIZE.to_be_bytes()[..], &[0; 4]].concat();
+    client.raw(frame(frame_type::SETTINGS, 0, 0, settings));
+    let streams = (0..STREAMS).map(|_| client.begin("GET", "/", &[], true)).collect();
+    client.flush();
+    (client, streams)
+}
+
+/// Memory on lease of the loop, for each of the streams.
+fn held(server: &Server) -> usize {
+    let memory: Value = serde_json::from_slice(&server.get("/api/9/gale/memory").body).expect("JSON");
+    memory["leased"].as_u64().expect("a number") as usize / (CONNECTIONS * STREAMS)
+}
+
+fn streams_with_closed_windows_hold_64_kib(driver: Driver) {
+    let _turn = turn_of_crowds();
+    let streams = CONNECTIONS * STREAMS;
+    assert!(descriptor_limit() >= 5 * streams, "the limit of descriptors is too low for this test");
+    let body: Arc<[u8]> = (0..STREAM_BODY).map(|at| (at % 251) as u8).collect();
+    let (ended, endings) = channel();
+    let backend = sending(&body, ended);
+    // Without a disk that can hang, the streams are measured only when their files are written.
+    let disk = if has_own_mounts() { Disk::mount() } else { None };
+    let place = disk.as_ref().map_or("%DIR%".to_owned(), |disk| disk.point().display().to_string());
+    let text = format!(
+        "proxy_temp_path {place}/proxy; send_timeout 1h; http2_max_concurrent_streams {STREAMS};
+         server {{ listen %UNIX%; http2 on; location / {{ proxy_pass http://{}; }} location /api {{ api; }} }}",
+        backend.address
+    );
+    let setup = Setup::http(driver, &text).replace("worker_connections 128", "worker_connections 4096");
+    let server = setup.replace("worker_processes 2;", "worker_processes 1;").start();
+    let worker = server.worker();
+    let before = anonymous_memory(worker);
+    if let Some(disk) = &disk {
+        disk.set(Condition::Hung);
+    }
+    let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| closed(&server)).collect();
+    if let Some(disk) = &disk {
+        // What `proxy_buffers` hold, and a part of what may wait for the disk.
+        server.look_until("full buffers", || held(&server) >= 40 << 10);
+        let held = held(&server);
+        assert!(held <= HELD_MAX + PLENTY / streams, "{held} bytes for each while the disk hangs");
+        disk.set(Condition::Well);
+    }
+    for number in 0..streams {
+        endings.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("only {number} connections to the server ended"));
+    }
+    assert!(held(&server) <= HELD_MAX, "{} bytes for each", held(&server));
+    // With the state of each request, which is large in a debug build, and memory that the allocator keeps.
+    let after = anonymous_memory(worker);
+    let grown = after.saturating_sub(before) as usize / streams;
+    assert!(grown <= 2 * HELD_MAX, "from {before} to {after}: {grown} bytes for each");
+    // Nothing is lost of a stream whose window opens at last. The client's codec does not know that it was closed, so
+    // it is opened for all of the body.
+    for (client, streams) in &mut clients {
+        for stream in [streams[0], streams[STREAMS / 2], streams[STREAMS - 1]] {
+            client.raw(frame(frame_type::WINDOW_UPDATE, 0, stream, (STREAM_BODY as u32).to_be_bytes()));
+            assert_eq!(client.answer(stream).body[..], body[..]);
+        }
+    }
+    drop(clients);
     server.stop();
 }

@@ -559,6 +559,48 @@ fn queues_of_a_loop_hold_a_bounded_backlog_for_a_disk_that_hangs() {
 }
 
 #[test]
+fn many_queues_have_a_smaller_share_each() {
+    const QUEUES: usize = 600;
+    const SHARE_MIN: usize = 16 * 1024;
+    let directory = Scratch::new();
+    let pool = ThreadPool::new("hanging", 1, 1000);
+    let (held, receiver) = std::sync::mpsc::channel::<()>();
+    pool.detach(Device::NONE, move || _ = receiver.recv()).unwrap();
+    let loop_options = LoopOptions { leased_bytes_max: Some(256 << 20), ..LoopOptions::default() };
+    EventLoop::new(loop_options).unwrap().run(async {
+        let options = SpillOptions { memory_max: 4096, pool: Some(pool), ..options(&directory, u64::MAX) };
+        let mut queues: Vec<_> = (0..QUEUES).map(|_| (SpillQueue::new(options.clone()), 0)).collect();
+        let mut has_room = true;
+        while std::mem::take(&mut has_room) {
+            for ((queue, _), length) in &mut queues {
+                if is_ready(queue).await {
+                    queue.append(Bytes::from(content(*length, PIECE)));
+                    *length += PIECE;
+                    has_room = true;
+                }
+            }
+        }
+        for ((queue, _), _) in &queues {
+            let bytes = queue.memory_bytes();
+            assert!((4096 + SHARE_MIN..4096 + SHARE_MIN + PIECE).contains(&bytes), "{bytes}");
+        }
+        // Those that stay have larger shares, and go on when the disk does.
+        queues.truncate(10);
+        assert_eq!(queues[0].0.0.room_bytes(), 4096 + QUEUED_BYTES_MAX - queues[0].0.0.memory_bytes());
+        drop(held);
+        for ((mut queue, reader), mut length) in queues {
+            for _ in 0..50 {
+                queue.ready().await;
+                queue.append(Bytes::from(content(length, PIECE)));
+                length += PIECE;
+            }
+            queue.finish();
+            assert_eq!(read_rest(reader, 0).await.0, length);
+        }
+    });
+}
+
+#[test]
 fn small_surplus_of_many_queues_is_written_when_the_backlog_is_full() {
     let directory = Scratch::new();
     run_with_little_memory(async {

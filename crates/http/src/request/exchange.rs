@@ -206,6 +206,10 @@ pub trait Exchange {
     fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
     /// How many bytes are queued.
     fn queued_bytes(&self) -> u64;
+    /// True while the client allows nothing to be sent, so that each byte pushed stays in memory.
+    fn window_is_closed(&self) -> bool {
+        false
+    }
     /// The next piece of the request's body, behind the last one its trailers, if it has some; `None` at its end.
     /// Asking for the first piece sends `100 Continue` when the client waits for it.
     fn poll_body(

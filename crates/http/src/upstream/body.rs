@@ -420,7 +420,9 @@ impl BodyStream for UpstreamBody {
             // The server was not read while the client was busy, so its timeout did not run.
             self.expect_more();
         }
-        match self.poll_receive(request, PIECE_BYTES, context) {
+        // A client that takes nothing is given little to hold.
+        let most = if request.exchange().window_is_closed() { PIECE_BYTES_MIN } else { PIECE_BYTES };
+        match self.poll_receive(request, most, context) {
             Poll::Ready(Some(piece)) => {
                 self.client_took = true;
                 self.flushing.note_item();

@@ -4,7 +4,9 @@
 //! memory, so its server waits for its client. Then all waiting bytes are written, however few each queue has, and when
 //! half of them are written, the refused queues check again. Invariant: while a queue is refused, more than half of the
 //! bound is waiting.
-//! that was refused, more than half of the bound waits.
+//!
+//! Below the bound, the more queues wait, the less each may have: [`share`]. A disk is as busy with 16 KiB of each of a
+//! thousand queues as with 128 KiB of each of a few.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Weak;
@@ -12,12 +14,21 @@ use std::rc::Weak;
 use gale_runtime::leased_bytes_max;
 
 use super::state::Shared;
+use crate::spool::state::QUEUED_BYTES_MAX;
 
 /// Waiting bytes that suffice to keep a disk busy.
 const USEFUL_BYTES_MAX: usize = 64 << 20;
 
+/// Waiting bytes up to which each queue may have [`QUEUED_BYTES_MAX`].
+const PLENTY_BYTES: usize = 8 << 20;
+
+/// The least that a queue may have waiting, however many others do.
+pub(super) const SHARE_MIN: usize = 16 * 1024;
+
 thread_local! {
     static BYTES: Cell<usize> = const { Cell::new(0) };
+    /// Queues with waiting bytes.
+    static QUEUES: Cell<usize> = const { Cell::new(0) };
     /// Queues whose writers wait for the backlog.
     static REFUSED: RefCell<Vec<Weak<Shared>>> = const { RefCell::new(Vec::new()) };
     /// Queues with too few waiting bytes for a write.
@@ -32,6 +43,11 @@ fn max() -> usize {
 /// `true` if more bytes may wait.
 pub(super) fn has_room() -> bool {
     BYTES.get() < max() && REFUSED.with_borrow(Vec::is_empty)
+}
+
+/// Bytes of one queue that may wait.
+pub(super) fn share() -> usize {
+    (PLENTY_BYTES / QUEUES.get().max(1)).clamp(SHARE_MIN, QUEUED_BYTES_MAX)
 }
 
 /// Registers a queue that was refused room. It is woken when there is room, and all waiting bytes are written.
@@ -70,6 +86,7 @@ impl Part {
     pub fn set(&mut self, bytes: usize) -> Vec<Weak<Shared>> {
         let all = BYTES.get() - self.0 + bytes;
         let is_less = bytes < self.0;
+        QUEUES.set(QUEUES.get() - usize::from(self.0 > 0) + usize::from(bytes > 0));
         self.0 = bytes;
         BYTES.set(all);
         if is_less && all <= max() / 2 { REFUSED.take() } else { Vec::new() }

@@ -11,8 +11,8 @@
 //! and no piece of it is being sent or read. Nothing is written while memory has room. When memory is full, the newest
 //! bytes go to the file, up to `file_max`; when that is full as well, the writer waits for the reader.
 //!
-//! All queues of a loop share a bound for bytes that wait for their files (`backlog.rs`). Beyond it a queue only has
-//! its own memory. A failing disk loses no data: unwritten bytes are still in memory, and the queue continues without
+//! All queues of a loop share a bound for bytes that wait for their files (`backlog.rs`): from 64 queues on each has
+//! less than 128 KiB, 16 KiB at least, and beyond the bound only its own memory. A failing disk loses no data: unwritten bytes are still in memory, and the queue continues without
 //! the file. A slow disk delays the writer, and the reader only if it needs bytes from the file.
 //!
 //! It belongs to one loop, which never blocks on the file. For data that is read again or by several readers, see
@@ -40,7 +40,8 @@ use super::{SpoolError, SpoolPath};
 /// Options of a spill queue.
 #[derive(Clone, Debug)]
 pub struct SpillOptions {
-    /// Bytes in memory before the file is used. With a file, up to 128 KiB and one more piece may wait to be written.
+    /// Bytes in memory before the file is used. With a file, up to 128 KiB (16 KiB with many
+    /// queues) and one more piece may wait to be written.
     pub memory_max: usize,
     /// Largest size of the file in bytes; 0 for a queue in memory only.
     pub file_max: u64,

@@ -162,8 +162,10 @@ impl Shared {
             return Poll::Ready(());
         }
         state.writer = Some(cx.waker().clone());
-        if !backlog::has_room() && !std::mem::replace(&mut state.is_refused, true) {
-            drop(state);
+        let is_refused = !backlog::has_room() && !std::mem::replace(&mut state.is_refused, true);
+        // Its share may have become smaller since its last bytes came.
+        self.begin_write(state);
+        if is_refused {
             backlog::refuse(Rc::downgrade(self));
         }
         Poll::Pending
@@ -195,7 +197,7 @@ impl Shared {
             drop(state);
             return;
         }
-        // Checked without the backlog, which other queues may have filled since.
+        // Checked without the backlog and the queue's share of it, which other queues may have used up since.
         assert!(state.has_room_beside(&self.options), "a piece is appended without room for it");
         state.push(piece);
         // The backlog has grown, so no queue has to check again.
@@ -322,6 +324,10 @@ impl Shared {
         }
         state.store = Some(cx.waker().clone());
         self.list_if_small(&mut state);
+        // The share of a queue that had no room may have grown.
+        let writer = if state.has_room(&self.options) { state.writer.take() } else { None };
+        drop(state);
+        writer.into_iter().for_each(Waker::wake);
         Poll::Pending
     }
 
@@ -416,17 +422,17 @@ impl State {
 
     /// `true` if the queue has room by its own bounds, regardless of the backlog.
     fn has_room_beside(&self, options: &SpillOptions) -> bool {
-        self.room_with(options, self.may_wait(options)) > 0
+        self.room_with(options, self.may_wait(options, QUEUED_BYTES_MAX)) > 0
     }
 
     fn room_bytes(&self, options: &SpillOptions) -> usize {
-        let may_wait = if backlog::has_room() { self.may_wait(options) } else { 0 };
+        let may_wait = if backlog::has_room() { self.may_wait(options, backlog::share()) } else { 0 };
         self.room_with(options, may_wait)
     }
 
-    /// Bytes that may wait for the file.
-    fn may_wait(&self, options: &SpillOptions) -> usize {
-        self.file_room(options.file_max).min(QUEUED_BYTES_MAX as u64) as usize
+    /// Bytes that may wait for the file, `most` of them at most.
+    fn may_wait(&self, options: &SpillOptions, most: usize) -> usize {
+        self.file_room(options.file_max).min(most as u64) as usize
     }
 
     fn room_with(&self, options: &SpillOptions, may_wait: usize) -> usize {
@@ -459,7 +465,8 @@ impl State {
             Source::Whole => 1,
             // Other queues wait for the backlog.
             Source::Open if !backlog::has_room() => 1,
-            Source::Open | Source::Failed(_) => (WRITE_BYTES_MIN as u64).min(file_room) as usize,
+            // No more come once the queue's share waits.
+            Source::Open | Source::Failed(_) => (WRITE_BYTES_MIN.min(backlog::share()) as u64).min(file_room) as usize,
         };
         (length >= length_min).then_some(length)
     }

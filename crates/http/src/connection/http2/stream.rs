@@ -430,15 +430,17 @@ impl Stream {
         }
     }
 
-    /// Ready when no more than so much is queued, or all is over.
+    /// Ready when no more than so much is queued, or all is over. With a closed window one item is enough: it has the
+    /// stream time out.
     fn poll_below(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        let queued_max = if self.window_is_closed() { 0 } else { low_water };
         let mut state = self.state.borrow_mut();
         if let Some(gone) = state.gone {
             return Poll::Ready(Err(gone));
         }
         let is_below = match low_water {
             0 if state.response.is_ended => state.response.is_done,
-            _ => state.response.queue.length() <= low_water,
+            _ => state.response.queue.length() <= queued_max,
         };
         if is_below {
             return Poll::Ready(Ok(()));
@@ -547,6 +549,10 @@ impl Exchange for Stream {
 
     fn queued_bytes(&self) -> u64 {
         self.state.borrow().response.queue.length()
+    }
+
+    fn window_is_closed(&self) -> bool {
+        self.connection.state.borrow().codec.send_window(self.id) == 0
     }
 
     fn poll_body(
