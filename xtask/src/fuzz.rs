@@ -1,18 +1,25 @@
-//! `cargo xtask fuzz [--minutes N] [TARGET…]`: runs the fuzz targets, all or those named, one by one with
-//! AddressSanitizer for this time in total, and prints a table of the outcomes. It requires a nightly compiler and a
-//! C++ compiler, and replaces `cargo fuzz run`, which need not be installed. Inputs with new coverage are stored in
-//! `target/fuzz/corpus`, failing ones in `fuzz/artifacts`; the committed corpus is not modified.
+//! `cargo xtask fuzz [--minutes N] [--seed N] [TARGET…]`: runs the fuzz targets, all or those named, one by one for this
+//! time in total, and prints a table of the outcomes.
+//!
+//! With a nightly compiler, a C++ compiler and the crate libfuzzer-sys it runs libFuzzer with AddressSanitizer, and
+//! replaces `cargo fuzz run`, which need not be installed: inputs with new coverage are stored in `target/fuzz/corpus`.
+//! Otherwise it says so, and runs seeded mutations of the committed corpus in a debug build (`fuzz/examples/mutate.rs`),
+//! without coverage. Failing inputs are stored in `fuzz/artifacts`; the committed corpus is not modified.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::SystemTime;
 
 use crate::packages::root;
 
-const USAGE: &str = "usage: cargo xtask fuzz [--minutes N] [TARGET…]";
+const USAGE: &str = "usage: cargo xtask fuzz [--minutes N] [--seed N] [TARGET…]";
 
 /// Default time for all targets together.
 const MINUTES: u64 = 10;
+
+/// Folder of libFuzzer's program, a workspace of its own.
+const LIBFUZZER: &str = "fuzz/libfuzzer";
 
 /// Compiler options of cargo-fuzz: coverage for libFuzzer, AddressSanitizer, assertions.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -22,24 +29,29 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 struct Outcome {
     name: String,
     runs: String,
-    /// Number of code edges that inputs have reached.
+    /// Number of code edges that inputs have reached; empty without libFuzzer.
     coverage: String,
     is_well: bool,
 }
 
 pub fn main(args: &[String]) -> ExitCode {
-    let (mut minutes, mut names, mut rest) = (MINUTES, Vec::new(), args.iter());
+    let (mut minutes, mut seed, mut names, mut rest) = (MINUTES, None, Vec::new(), args.iter());
+    let number = |word: Option<&String>| word.and_then(|value| value.parse::<u64>().ok());
     while let Some(word) = rest.next() {
         match (word.as_str(), word.starts_with('-')) {
-            ("--minutes", _) => match rest.next().and_then(|value| value.parse().ok()).filter(|minutes| *minutes > 0) {
+            ("--minutes", _) => match number(rest.next()).filter(|minutes| *minutes > 0) {
                 Some(value) => minutes = value,
+                None => return usage(),
+            },
+            ("--seed", _) => match number(rest.next()) {
+                Some(value) => seed = Some(value),
                 None => return usage(),
             },
             (_, true) => return usage(),
             (name, false) => names.push(name.to_owned()),
         }
     }
-    match fuzz(&names, minutes * 60) {
+    match fuzz(&names, minutes * 60, seed.unwrap_or_else(seed_of_now)) {
         Ok(outcomes) => report(&outcomes),
         Err(error) => {
             eprintln!("xtask fuzz: {error}");
@@ -53,16 +65,48 @@ fn usage() -> ExitCode {
     ExitCode::from(2)
 }
 
-fn fuzz(wanted: &[String], seconds: u64) -> Result<Vec<Outcome>, String> {
-    let all = targets(&root().join("fuzz/fuzz_targets"))?;
+/// Another one each second; it is printed, so that a run can be repeated.
+fn seed_of_now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_secs())
+}
+
+fn fuzz(wanted: &[String], seconds: u64, seed: u64) -> Result<Vec<Outcome>, String> {
+    let all = targets(&root().join("fuzz/src/targets"))?;
     if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
         return Err(format!("there is no target {unknown}; there are {}", all.join(", ")));
     }
     let names = if wanted.is_empty() { all } else { wanted.to_vec() };
-    let programs = build(&names)?;
     // At least a second: a target without time finds nothing.
     let seconds_each = (seconds / names.len() as u64).max(1);
-    names.iter().map(|name| run(name, &programs.join(name), seconds_each)).collect()
+    match lacking() {
+        None => {
+            let program = build_libfuzzer()?;
+            names.iter().map(|name| run_libfuzzer(name, &program, seconds_each)).collect()
+        }
+        Some(lacks) => {
+            println!("{lacks}: mutations without coverage and AddressSanitizer instead, with the seed {seed}");
+            let program = build_mutations()?;
+            names.iter().map(|name| run_mutations(name, &program, seconds_each, seed)).collect()
+        }
+    }
+}
+
+/// Returns what libFuzzer lacks here; `None` if it can be compiled.
+fn lacking() -> Option<&'static str> {
+    let succeeds = |command: &mut Command| {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    if !succeeds(Command::new("rustup").args(["run", "nightly", "rustc", "--version"])) {
+        return Some("There is no nightly compiler");
+    }
+    if !succeeds(Command::new("c++").arg("--version")) {
+        return Some("There is no C++ compiler");
+    }
+    let manifest = root().join(LIBFUZZER).join("Cargo.toml");
+    let mut fetch = Command::new("rustup");
+    fetch.args(["run", "nightly", "cargo", "fetch", "--locked", "--manifest-path"]).arg(manifest);
+    (!succeeds(&mut fetch)).then_some("The crate libfuzzer-sys is not at hand")
 }
 
 /// Returns the names of the targets in order.
@@ -70,36 +114,58 @@ fn targets(folder: &Path) -> Result<Vec<String>, String> {
     let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let is_target = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
-    let mut names: Vec<String> =
-        paths.filter(is_target).filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();
+    let stems = paths.filter(is_target).filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()));
+    let mut names: Vec<String> = stems.filter(|name| name != "mod").collect();
     names.sort_unstable();
     Ok(names)
 }
 
-/// Builds the targets and returns their folder.
-fn build(names: &[String]) -> Result<PathBuf, String> {
+/// Builds libFuzzer above all targets and returns the program.
+fn build_libfuzzer() -> Result<PathBuf, String> {
     let host = crate::host().ok_or("rustc does not say what it compiles for")?;
     let folder = root().join("target/fuzz");
     let mut cargo = Command::new("rustup");
     cargo.args(["run", "nightly", "cargo", "build", "--release", "--manifest-path"]);
-    cargo.arg(root().join("fuzz/Cargo.toml"));
+    cargo.arg(root().join(LIBFUZZER).join("Cargo.toml"));
     // With a target, build scripts and macros are compiled without the sanitizer.
     cargo.args(["--target", &host, "--target-dir"]).arg(&folder);
-    cargo.args(names.iter().flat_map(|name| ["--bin", name]));
-    let status = cargo.env("RUSTFLAGS", FLAGS).status().map_err(|error| format!("rustup: {error}"))?;
-    if !status.success() {
-        return Err("the targets do not compile".to_owned());
-    }
-    Ok(folder.join(host).join("release"))
+    compile(cargo.env("RUSTFLAGS", FLAGS))?;
+    Ok(folder.join(host).join("release/gale-libfuzzer"))
 }
 
-fn run(name: &str, program: &Path, seconds: u64) -> Result<Outcome, String> {
+fn build_mutations() -> Result<PathBuf, String> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root()).args(["build", "-p", "gale-fuzz", "--example", "mutate"]);
+    compile(&mut cargo)?;
+    Ok(root().join("target/debug/examples/mutate"))
+}
+
+fn compile(cargo: &mut Command) -> Result<(), String> {
+    let status = cargo.status().map_err(|error| format!("{}: {error}", cargo.get_program().display()))?;
+    if status.success() { Ok(()) } else { Err("the targets do not compile".to_owned()) }
+}
+
+fn run_mutations(name: &str, program: &Path, seconds: u64, seed: u64) -> Result<Outcome, String> {
+    println!("{name}: {seconds} seconds");
+    let mut command = Command::new(program);
+    command.args([name, &seconds.to_string(), &seed.to_string()]).arg(root().join("fuzz/artifacts").join(name));
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{}: {error}", program.display()))?;
+    let is_well = output.status.success();
+    if !is_well {
+        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let runs = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    Ok(Outcome { name: name.to_owned(), runs, coverage: String::new(), is_well })
+}
+
+fn run_libfuzzer(name: &str, program: &Path, seconds: u64) -> Result<Outcome, String> {
     let (kept, failed) = (root().join("target/fuzz/corpus").join(name), root().join("fuzz/artifacts").join(name));
     for folder in [&kept, &failed] {
         fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     }
     println!("{name}: {seconds} seconds");
     let mut command = Command::new(program);
+    command.env("GALE_FUZZ_TARGET", name);
     command.arg(format!("-max_total_time={seconds}")).arg("-print_final_stats=1");
     // With a slash the prefix is a folder.
     command.arg(format!("-artifact_prefix={}/", failed.display())).arg(&kept);
@@ -147,14 +213,12 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_those_that_the_manifest_has() {
-        let manifest = fs::read_to_string(root().join("fuzz/Cargo.toml")).expect("a manifest");
-        let found = targets(&root().join("fuzz/fuzz_targets")).expect("a folder");
-        let mut named: Vec<&str> = manifest
-            .lines()
-            .filter_map(|line| line.strip_prefix("path = \"fuzz_targets/")?.strip_suffix(".rs\""))
-            .collect();
-        named.sort_unstable();
+    fn targets_are_those_of_the_table() {
+        let table = fs::read_to_string(root().join("fuzz/src/targets/mod.rs")).expect("a table");
+        let found = targets(&root().join("fuzz/src/targets")).expect("a folder");
+        let (_, rows) = table.split_once("\ntargets!(").expect("a list");
+        let named: Vec<&str> =
+            rows.lines().filter_map(|line| line.trim().strip_suffix(',')).filter(|name| !name.is_empty()).collect();
         assert_eq!(found, named);
     }
 }

@@ -18,7 +18,7 @@ usage: cargo xtask CHORE [OPTION…]
   bench         measure Gale beside other servers (see bench/README.md)
   deny          check licences, sources, bans and known advisories of all packages, without a network
   sbom          write the packages that are in the program as CycloneDX, to target/sbom/gale.cdx.json
-  fuzz          run the fuzz targets in turn with AddressSanitizer (needs a nightly compiler): [--minutes N] [TARGET…]
+  fuzz          run the fuzz targets in turn, with libFuzzer if it is at hand: [--minutes N] [--seed N] [TARGET…]
   campaign      attack Gale and have everything around it fail, and tell what it lost (see bench/README.md)
   sanitize      run the runtime's tests under AddressSanitizer (needs a nightly compiler); options go to cargo test
 

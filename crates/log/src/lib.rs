@@ -6,6 +6,8 @@
 
 mod about;
 mod access;
+#[doc(hidden)]
+pub mod fuzzing;
 mod json;
 mod line_time;
 mod named;

@@ -11,6 +11,7 @@ use std::fmt::{self, Write as _};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,7 +113,7 @@ impl SyslogSettings {
             } else if let Some(value) = parameter.strip_prefix(b"name=") {
                 once(&mut name, "name", parse_name(value)?)?;
             } else if let Some(value) = parameter.strip_prefix(b"trusted=") {
-                once(&mut trusted, "trusted", PathBuf::from(value.to_os_str_lossy().into_owned()))?;
+                once(&mut trusted, "trusted", PathBuf::from(text_of(value)?))?;
             } else if parameter == b"nohostname" {
                 has_hostname = false;
             } else {
@@ -136,7 +137,7 @@ impl SyslogSettings {
     }
 
     /// Appends a message to a batch: its length, its header, and the text that `write` appends.
-    fn append_record(&self, severity: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(super) fn append_record(&self, severity: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
         let start = out.len();
         out.extend_from_slice(&[0; LENGTH_BYTES]);
         let mut header = String::with_capacity(64);
@@ -190,6 +191,11 @@ fn number_of(text: &[u8], names: &[&str], what: &str) -> Result<u8, String> {
     found.map(|number| number as u8).ok_or_else(|| format!("unknown syslog {what} \"{}\"", text.as_bstr()))
 }
 
+/// Settings go to the worker process as text.
+fn text_of(path: &[u8]) -> Result<&str, String> {
+    path.to_str().map_err(|_| format!("syslog path \"{}\" is not UTF-8", path.as_bstr()))
+}
+
 fn parse_tag(text: &[u8]) -> Result<Box<str>, String> {
     if text.len() > TAG_BYTES_MAX {
         return Err("syslog tag length exceeds 32".to_owned());
@@ -217,7 +223,10 @@ fn parse_server(text: &[u8]) -> Result<(SyslogServer, Carrier), String> {
     match ServerAddress::parse(rest, port_default).map_err(wrong)? {
         ServerAddress::Inet(address) => Ok((SyslogServer::Inet(address), carrier)),
         ServerAddress::Unix(_) if carrier != Carrier::Datagrams => Err(wrong("invalid host")),
-        ServerAddress::Unix(path) => Ok((SyslogServer::Unix(path), carrier)),
+        ServerAddress::Unix(path) => {
+            text_of(path.as_os_str().as_bytes())?;
+            Ok((SyslogServer::Unix(path), carrier))
+        }
         ServerAddress::Host(host, port) => Ok((SyslogServer::Host(host, port), carrier)),
     }
 }
@@ -398,6 +407,13 @@ mod tests {
             "server=localhost:99,facility=kern,severity=emerg,tag=x",
         ] {
             assert_eq!(SyslogSettings::parse(text.as_bytes(), "gale").unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn paths_that_are_no_text_are_refused() {
+        for parameters in [&b"server=unix:/dev/\xff"[..], b"server=tls://a,trusted=/\xff"] {
+            assert!(SyslogSettings::parse(parameters, "gale").unwrap_err().ends_with("is not UTF-8"));
         }
     }
 

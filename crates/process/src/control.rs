@@ -163,3 +163,26 @@ impl Asked {
 fn told(what: &str, number: i32, error: &io::Error, hint: &str) -> SignalError {
     failed(format!("{what} the control socket of process {number} failed{}{hint}", errno_text(error)))
 }
+
+#[doc(hidden)]
+pub mod fuzzing {
+    //! The answer of a master, as `gale reload` and `gale top` read it.
+
+    use std::net::Shutdown;
+
+    use super::*;
+
+    /// Answers both orders with these bytes.
+    pub fn read_answer(bytes: &[u8]) {
+        // More would wait for a reader.
+        let bytes = &bytes[..bytes.len().min(4096)];
+        for (order, patience) in [(RELOAD, None), (STATUS, Some(STATUS_PATIENCE))] {
+            let (stream, mut theirs) = UnixStream::pair().expect("descriptors");
+            theirs.write_all(bytes).expect("room");
+            theirs.shutdown(Shutdown::Write).expect("connected");
+            let answer = Asked { stream, number: 1, hint: "" }.order(order, patience, STATUS_BYTES_MAX);
+            let expected = [Ending::Done, Ending::Refused].map(|ending| bytes.starts_with(ending.line().as_bytes()));
+            assert_eq!(answer.is_ok(), expected != [false; 2]);
+        }
+    }
+}

@@ -22,6 +22,8 @@ mod control;
 mod daemon;
 mod data_file;
 mod errors;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handover;
 mod helper;
 mod hostname;

@@ -15,7 +15,7 @@
 mod asking;
 mod cache;
 mod figures;
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub mod fuzzing;
 mod message;
 mod settings;

@@ -84,6 +84,33 @@ fn page(history: &History) -> String {
     text
 }
 
+#[doc(hidden)]
+pub mod fuzzing {
+    //! Body of the fuzz target `top_figures`.
+
+    use super::*;
+
+    /// Draws a page of these figures, and lines of a narrow terminal.
+    ///
+    /// # Panics
+    /// If a control character is drawn.
+    pub fn draw(text: &str) {
+        let mut history = History::default();
+        let begin = Instant::now();
+        for seconds in 0..2 {
+            let Ok(figures) = Figures::parse(text) else { return };
+            history.take(figures, begin + Duration::from_secs(seconds));
+        }
+        let page = page(&history);
+        assert!(page.lines().all(|line| !line.chars().any(char::is_control)), "{page:?}");
+        for view in View::ALL {
+            for table in view.tables(&history) {
+                table.lines(20, None);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,11 +1,10 @@
 //! Chunked bodies: decoding at once and byte by byte give the same result, which survives a round trip.
-#![no_main]
 
 use gale_protocol::Offence;
 use gale_protocol::http1::{ChunkLimits, ChunkedDecoder, Trailers, response};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| {
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
     let limits = ChunkLimits { extensions_max: 64, trailers_max: 64 };
     let whole = decode(&mut std::iter::once(data), limits);
     assert_eq!(whole, decode(&mut data.chunks(1), limits));
@@ -19,7 +18,7 @@ fuzz_target!(|data: &[u8]| {
     }
     written.extend_from_slice(response::LAST_CHUNK);
     assert_eq!(decode(&mut written.chunks(3), limits), Ok((body, Some(written.len()), Trailers::default())));
-});
+}
 
 /// Returns the data, the length of the encoded body if it ended, and its trailers.
 fn decode(

@@ -1,15 +1,14 @@
 //! TLS client hello: parsing at once and byte by byte give the same result, and no accessor leaves the bounds of the
 //! message.
-#![no_main]
 
 use gale_tls::offered;
 use gale_protocol::client_hello::{ClientHello, Status, host_of, parse};
-use libfuzzer_sys::fuzz_target;
 
 /// For example `t13d1516h2_8daaf6152771_e5627efa2ab1`.
 const JA4_LENGTH: usize = 36;
 
-fuzz_target!(|data: &[u8]| {
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
     let whole = parse(data);
     let decided = (0..=data.len()).map(|length| parse(&data[..length])).find(|status| *status != Status::NeedMore);
     assert_eq!(decided.unwrap_or(Status::NeedMore), whole);
@@ -17,7 +16,7 @@ fuzz_target!(|data: &[u8]| {
         check(&hello, data.len());
         check(&hello.into_owned(), data.len());
     }
-});
+}
 
 fn check(hello: &ClientHello<'_>, length_max: usize) {
     let name = hello.server_name().unwrap_or_default();

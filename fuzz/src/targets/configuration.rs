@@ -1,13 +1,12 @@
 //! Configurations: tokens never overlap, every diagnostic can be displayed, and parsed statements survive a round trip.
-#![no_main]
 
 use std::path::Path;
 
 use gale_config::lexer::{Token, WORD_BYTES_MAX};
 use gale_config::{MemoryFiles, Parsed, Sources, Span, Statement, lex, parse_parameter, parse_text, quote};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| {
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
     check_tokens(data);
     let (sources, parsed) = parse(data);
     for diagnostic in parsed.errors.iter() {
@@ -20,7 +19,7 @@ fuzz_target!(|data: &[u8]| {
     }
     // The value of `-g`: the same language without blocks, and with other error messages.
     let _ = parse_parameter(&mut Sources::new(), &mut files(data), data.to_vec(), Path::new("/conf"));
-});
+}
 
 /// Returns files that the text may include, among them the text itself.
 fn files(data: &[u8]) -> MemoryFiles {

@@ -1,9 +1,7 @@
 //! Answers of name servers: reading arbitrary bytes never panics, and accepted records match the question.
-#![no_main]
 
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|input: (u8, bool, &[u8])| {
-    let (kind, is_tcp, bytes) = input;
-    gale_resolver::fuzzing::read_answer(kind, is_tcp, bytes);
-});
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
+    let Some(([kind, is_tcp], bytes)) = data.split_first_chunk() else { return };
+    gale_resolver::fuzzing::read_answer(*kind, is_tcp & 1 == 1, bytes);
+}

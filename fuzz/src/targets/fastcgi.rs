@@ -1,12 +1,11 @@
 //! FastCGI records: decoding at once and byte by byte give the same result, and parameters of any bytes survive a round
 //! trip.
-#![no_main]
 
 use gale_protocol::fastcgi::{EndRequest, Event, FastCgiFault, Params, ResponseDecoder, trim_message};
 use gale_protocol::gateway::ParamsWriter;
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| {
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
     let whole = decode(&mut std::iter::once(data));
     assert_eq!(whole, decode(&mut data.chunks(1)));
     if let Err(fault) = whole {
@@ -22,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
     params.finish();
     let content = content(&out);
     assert!(content.ends_with(&value) && content[..content.len() - value.len()].ends_with(name));
-});
+}
 
 /// Returns the joined content of the records, all of which must be complete.
 fn content(mut records: &[u8]) -> Vec<u8> {

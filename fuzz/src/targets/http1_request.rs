@@ -1,13 +1,12 @@
 //! Request heads: parsing at once, byte by byte and in two pieces give the same result, and no accessor panics.
-#![no_main]
 
 use gale_protocol::http1::{HeadParser, Limits, Status};
 use gale_protocol::request::Framing;
 use gale_protocol::request::{KnownHeader, RequestHead};
 use gale_protocol::{Offence, http1};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| {
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
     // The first byte selects the limits and the position of the cut.
     let Some((&choice, input)) = data.split_first() else {
         return;
@@ -40,7 +39,7 @@ fuzz_target!(|data: &[u8]| {
             let _ = offence.describe(input).to_string();
         }
     }
-});
+}
 
 fn parse(input: &[u8], limits: &Limits, cuts: &[usize]) -> (Result<Status, Offence>, RequestHead) {
     let (mut parser, mut head) = (HeadParser::new(), RequestHead::default());

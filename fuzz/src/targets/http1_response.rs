@@ -1,13 +1,12 @@
 //! Response heads: parsing at once, byte by byte and in two pieces give the same result, and no accessor panics.
-#![no_main]
 
 use gale_protocol::ResponseFault;
 use gale_protocol::http1::{ResponseFraming, ResponseHeadParser, ResponseParts, Status};
 use gale_protocol::request::Method;
 use gale_protocol::response::ResponseField;
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| {
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
     // The first byte selects the format, the limit and the position of the cut.
     let Some((&choice, input)) = data.split_first() else {
         return;
@@ -30,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
         Ok(Status::NeedMore) => {}
         Err(fault) => fault.write_to(input, &mut Vec::new()),
     }
-});
+}
 
 fn parse(
     mut parser: ResponseHeadParser,

@@ -1,6 +1,5 @@
 //! Client side of an HTTP/2 connection: a server's bytes lead to the same events however they are cut. Requests are
 //! sent, read and cancelled within the windows, and each stream ends once.
-#![no_main]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +7,6 @@ use std::sync::Arc;
 use gale_protocol::http2::frame::{FrameReader, frame_type};
 use gale_protocol::http2::hpack::Indexing;
 use gale_protocol::http2::{Connection, ConnectionFault, ErrorCode, Event, Fields, Limits, RequestLine, StreamId};
-use libfuzzer_sys::fuzz_target;
 
 /// Maximum number of open streams.
 const STREAMS_MAX: usize = 8;
@@ -17,15 +15,16 @@ const STREAMS_MAX: usize = 8;
 const BODY_BYTES: usize = 3000;
 const PIECE_BYTES: usize = 700;
 
-fuzz_target!(|data: &[u8]| {
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
     // The first two bytes select the limits and the behaviour of the client. The server's SETTINGS frame is added.
     let Some((&[choice, habits], frames)) = data.split_first_chunk() else { return };
     let mut input = vec![0, 0, 0, frame_type::SETTINGS, 0, 0, 0, 0, 0];
     input.extend_from_slice(frames);
-    let whole = run(choice, habits, &mut std::iter::once(&input[..]));
-    assert_eq!(whole, run(choice, habits, &mut input.chunks(1)));
-    assert_eq!(whole, run(choice, habits, &mut input.chunks(2 + usize::from(choice))));
-});
+    let whole = play(choice, habits, &mut std::iter::once(&input[..]));
+    assert_eq!(whole, play(choice, habits, &mut input.chunks(1)));
+    assert_eq!(whole, play(choice, habits, &mut input.chunks(2 + usize::from(choice))));
+}
 
 #[derive(PartialEq, Debug, Default)]
 struct Seen {
@@ -60,7 +59,7 @@ fn limits(choice: u8) -> Arc<Limits> {
     Arc::new(limits)
 }
 
-fn run(choice: u8, habits: u8, pieces: &mut dyn Iterator<Item = &[u8]>) -> Seen {
+fn play(choice: u8, habits: u8, pieces: &mut dyn Iterator<Item = &[u8]>) -> Seen {
     let connection = Connection::client(limits(choice));
     let mut client = Client { connection, habits, asked: BTreeMap::new(), out: Vec::new(), seen: Seen::default() };
     client.begin(3);

@@ -1,6 +1,5 @@
 //! HTTP/2 connection: decoding at once and byte by byte give the same events, windows are respected, and responses can
 //! always be written.
-#![no_main]
 
 use std::sync::Arc;
 
@@ -10,18 +9,18 @@ use gale_protocol::http2::{
     Connection, ConnectionFault, ErrorCode, Event, Fields, Limits, Refusal, RequestLine, Scheduler,
 };
 use gale_protocol::request::KnownHeader;
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| {
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
     // The first byte selects the side and the responses. The beginning of the connection is added.
     let Some((&choice, frames)) = data.split_first() else { return };
     let mut input = if choice & 1 == 0 { PREFACE.to_vec() } else { Vec::new() };
     input.extend_from_slice(&[0, 0, 0, frame_type::SETTINGS, 0, 0, 0, 0, 0]);
     input.extend_from_slice(frames);
-    let whole = run(choice, &mut std::iter::once(&input[..]));
-    assert_eq!(whole, run(choice, &mut input.chunks(1)));
-    assert_eq!(whole, run(choice, &mut input.chunks(2 + usize::from(choice))));
-});
+    let whole = play(choice, &mut std::iter::once(&input[..]));
+    assert_eq!(whole, play(choice, &mut input.chunks(1)));
+    assert_eq!(whole, play(choice, &mut input.chunks(2 + usize::from(choice))));
+}
 
 #[derive(PartialEq, Debug, Default)]
 struct Seen {
@@ -40,7 +39,7 @@ fn limits(choice: u8) -> Arc<Limits> {
     Arc::new(limits)
 }
 
-fn run(choice: u8, pieces: &mut dyn Iterator<Item = &[u8]>) -> Seen {
+fn play(choice: u8, pieces: &mut dyn Iterator<Item = &[u8]>) -> Seen {
     let limits = limits(choice);
     let (mut out, mut seen, mut fields) = (Vec::new(), Seen::default(), Fields::new());
     let mut connection = if choice & 1 == 0 {

@@ -1,18 +1,17 @@
 //! HTTP/2 frames: reading at once and byte by byte give the same result, reading always makes progress, and the lengths
 //! of data add up.
-#![no_main]
 
 use gale_protocol::http2::error::FrameFault;
 use gale_protocol::http2::frame::{Frame, FrameReader};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| {
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
     // The first byte selects the side.
     let Some((&choice, input)) = data.split_first() else { return };
     let whole = read(choice, &mut std::iter::once(input));
     assert_eq!(whole, read(choice, &mut input.chunks(1)));
     assert_eq!(whole, read(choice, &mut input.chunks(1 + usize::from(choice))));
-});
+}
 
 /// Returns the frames as text, with the bytes that their ranges refer to.
 fn read(choice: u8, pieces: &mut dyn Iterator<Item = &[u8]>) -> (Vec<String>, Option<FrameFault>) {

@@ -1,12 +1,11 @@
 //! Replies of memcached: decoding at once and byte by byte give the same result, and a key is always written as one
 //! word.
-#![no_main]
 
 use gale_protocol::http1::Status;
 use gale_protocol::memcached::{MemcachedFault, Reply, ReplyParser, ValueDecoder, write_get};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| {
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
     // The first byte is the length of the key that follows it.
     let Some((&length, rest)) = data.split_first() else { return };
     let (key, input) = rest.split_at(rest.len().min(usize::from(length)));
@@ -22,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
     if let Err(fault) = whole {
         fault.write_to(input, sent, &mut Vec::new());
     }
-});
+}
 
 /// Returns the reply, the value, and the length of both if they are complete.
 fn decode(

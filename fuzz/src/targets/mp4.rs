@@ -2,12 +2,10 @@
 //! any atoms.
 //!
 //! The first bytes are the start and length in thousandths of a second, and whether to start at a key frame.
-#![no_main]
 
 use std::io;
 
 use gale_modules::http::mp4::movie::{Cut, Source, cut};
-use libfuzzer_sys::fuzz_target;
 
 struct File<'f>(&'f [u8]);
 
@@ -20,8 +18,11 @@ impl Source for File<'_> {
     }
 }
 
-fuzz_target!(|input: (u16, u16, bool, &[u8])| {
-    let (start, length, begins_with_key_frame, file) = input;
+/// Runs the target on one input.
+pub fn run(data: &[u8]) {
+    let Some(([first, second, third, fourth, choice], file)) = data.split_first_chunk() else { return };
+    let (start, length) = (u16::from_le_bytes([*first, *second]), u16::from_le_bytes([*third, *fourth]));
+    let begins_with_key_frame = choice & 1 == 1;
     let wanted = Cut {
         start_ms: start.into(),
         length_ms: Some(u64::from(length)).filter(|&length| length > 0),
@@ -33,4 +34,4 @@ fuzz_target!(|input: (u16, u16, bool, &[u8])| {
         // Each track may get missing headers and an edit list.
         assert!(part.head.len() <= 4 * file.len() + 64);
     }
-});
+}

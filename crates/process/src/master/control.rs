@@ -208,3 +208,22 @@ impl<P: Program> Master<P> {
         let _ = copy.and_then(|mut stream| stream.write_all(format!("{}{why}\n", Ending::Refused.line()).as_bytes()));
     }
 }
+
+/// Body of the fuzz target `control_socket`: a client sends these bytes in pieces, and is understood only if they begin
+/// with an order.
+#[doc(hidden)]
+pub fn read_order(bytes: &[u8], piece_length: usize) {
+    let (stream, mut theirs) = UnixStream::pair().expect("descriptors");
+    stream.set_nonblocking(true).expect("a socket");
+    let mut client = Client { stream, stands: Stands::Reading(Vec::new()) };
+    for piece in bytes.chunks(piece_length) {
+        theirs.write_all(piece).expect("room");
+        match client.hear() {
+            Heard::Nothing => {}
+            Heard::Reload => return assert!(bytes.starts_with(RELOAD)),
+            Heard::Status => return assert!(bytes.starts_with(STATUS)),
+            // Bytes that come together with the end of an order are no part of one.
+            Heard::End => return assert!(bytes != RELOAD && bytes != STATUS),
+        }
+    }
+}

@@ -40,6 +40,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::Pid;
 
 use self::control::Control;
+#[doc(hidden)]
+pub use self::control::read_order;
 use self::reload::Reload;
 use self::stop::{LastAccepting, Stop};
 use self::workers::{Respawn, WorkerProcess};

@@ -19,6 +19,8 @@
 
 mod challenge;
 mod client;
+#[doc(hidden)]
+pub mod fuzzing;
 mod issuer;
 mod jws;
 mod messages;
