@@ -128,6 +128,21 @@ mod tests {
     }
 
     #[test]
+    fn every_difference_says_for_whom_it_is() {
+        const WHOM: [&str; 5] = ["clients", "operators", "applications", "safety", "structure"];
+        let (_, tables) = PAGE.split_once("\n## Differences from nginx\n").expect("the heading");
+        let tables = tables.split("\n## ").next().unwrap_or_default();
+        let rows: Vec<&str> =
+            tables.lines().filter(|line| line.starts_with("| ") && !line.ends_with("| for |")).collect();
+        assert!(rows.len() > 150, "{}", rows.len());
+        for row in rows {
+            let whom = row.trim_end_matches(" |").rsplit("| ").next().unwrap_or_default();
+            let each = whom.split("; ").map(|part| part.split(':').next().unwrap_or_default());
+            assert!(each.clone().all(|part| WHOM.contains(&part)), "{row}");
+        }
+    }
+
+    #[test]
     fn a_difference_counts_where_it_is_about_the_statement() {
         let differences = Differences::read();
         let of = |text: &str, context| {
