@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use smallvec::SmallVec;
 
+use super::Fresh;
 use crate::executor::budget::QUANTUM_BYTES;
 use crate::memory::buffer::Buffer;
 use crate::memory::output::{Output, SLICES_MAX};
@@ -60,6 +61,105 @@ impl Share {
     pub(super) fn used(self) -> u32 {
         self.used.into()
     }
+}
+
+/// A direction of a connection, with its state, share and waiter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Direction {
+    Read,
+    Write,
+}
+
+/// Directions in which a direct call may succeed, as far as events and earlier calls tell, and the peer's hang-up. A
+/// byte, because every connection has one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Readiness(u8);
+
+impl Readiness {
+    const HUNG_UP: u8 = 1 << 2;
+
+    pub(super) fn new(fresh: Fresh) -> Self {
+        let mut readiness = Readiness(0);
+        readiness.set(Direction::Read, fresh == Fresh::Accepted);
+        readiness.set(Direction::Write, fresh != Fresh::Connecting);
+        readiness
+    }
+
+    pub(super) fn is(self, direction: Direction) -> bool {
+        self.0 & 1 << direction as u8 != 0
+    }
+
+    pub(super) fn set(&mut self, direction: Direction, is_ready: bool) {
+        self.0 = self.0 & !(1 << direction as u8) | u8::from(is_ready) << direction as u8;
+    }
+
+    /// True if RDHUP, HUP or ERR was seen.
+    pub(super) fn has_hung_up(self) -> bool {
+        self.0 & Readiness::HUNG_UP != 0
+    }
+
+    /// Notes that the peer has hung up: the end of the stream is there to be read.
+    pub(super) fn hang_up(&mut self) {
+        self.0 |= Readiness::HUNG_UP;
+        self.set(Direction::Read, true);
+    }
+
+    /// Notes a receive of at most `max` bytes. The socket may be drained; after a hang-up the end is still to be read,
+    /// and no event will announce it.
+    pub(super) fn note_received(&mut self, received: usize, max: usize) {
+        self.set(Direction::Read, received == max || received == 0 || self.has_hung_up());
+    }
+
+    /// Notes a batch of datagrams; `has_all` = the socket is drained.
+    pub(super) fn note_batch(&mut self, has_all: bool) {
+        self.set(Direction::Read, !has_all || self.has_hung_up());
+    }
+
+    /// Notes a send. A short one has filled the socket; an event will announce room.
+    pub(super) fn note_sent(&mut self, is_all: bool) {
+        self.set(Direction::Write, is_all || self.has_hung_up());
+    }
+}
+
+/// A connection on which direct calls are attempted.
+pub(super) trait Direct {
+    fn readiness(&mut self) -> &mut Readiness;
+
+    fn share(&mut self, direction: Direction) -> &mut Share;
+}
+
+/// Result of [`attempt`].
+pub(super) enum Attempted<T> {
+    Done(io::Result<T>),
+    /// The connection has used its share of the turn.
+    NextTurn,
+    /// The call would block: the task has to wait for an event.
+    WouldBlock,
+}
+
+/// Runs `operation` if its direction is ready, until it succeeds.
+#[inline]
+pub(super) fn attempt<C: Direct, T>(
+    connection: &mut C,
+    direction: Direction,
+    turn: u32,
+    mut operation: impl FnMut(&mut C) -> Result<T, Errno>,
+) -> Attempted<T> {
+    if !connection.readiness().is(direction) {
+        return Attempted::WouldBlock;
+    }
+    if !connection.share(direction).take(turn, OPERATIONS_PER_TURN) {
+        return Attempted::NextTurn;
+    }
+    loop {
+        match operation(connection) {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => break,
+            result => return Attempted::Done(result.map_err(io::Error::from)),
+        }
+    }
+    connection.readiness().set(direction, false);
+    Attempted::WouldBlock
 }
 
 /// Receives at most `max` bytes at the end of `into`; 0 is the end of the stream. Less than `max` means that the socket

@@ -1,9 +1,9 @@
 //! Connections and datagram sockets in the driver's table, and the events seen on them.
 //!
 //! A connection is registered when it has to wait for the first time, so one that never waits costs no `epoll_ctl`.
-//! Events are remembered as `readable`, `writable` and `hung_up` until a call finds the contrary. A recv that returns
+//! Events are remembered as its [`Readiness`] until a call finds the contrary. A recv that returns
 //! less than was asked for has drained the socket (epoll(7)), so there is no second call to see EAGAIN: later data is a
-//! new edge. After a hang-up `readable` stays, because the end of the stream is still to be read and no edge will
+//! new edge. After a hang-up it stays readable, because the end of the stream is still to be read and no edge will
 //! announce it. (Urgent data, and descriptors passed over a Unix socket, can make a recv return early. No protocol here
 //! uses either; a peer that sends them waits until it sends more or leaves.)
 
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::Epoll;
 use crate::driver::Fresh;
-use crate::driver::direct::{OPERATIONS_PER_TURN, Share};
+use crate::driver::direct::{self, Attempted, Direct, Direction, Readiness, Share};
 use crate::executor::parked::Parked;
 use crate::executor::slots::Key;
 
@@ -24,10 +24,7 @@ pub(super) struct Connection {
     pub socket: OwnedFd,
     pub interest: Interest,
     pub is_datagram: bool,
-    pub readable: bool,
-    pub writable: bool,
-    /// RDHUP, HUP or ERR was seen.
-    pub hung_up: bool,
+    pub readiness: Readiness,
     pub reads: Share,
     pub writes: Share,
     pub reader: Parked,
@@ -52,27 +49,38 @@ impl Interest {
     }
 }
 
-/// A direction of a connection, with its state, limit and waiter.
-#[derive(Clone, Copy)]
-pub(super) enum Direction {
-    Read,
-    Write,
-}
-
 impl Connection {
     pub fn new(socket: OwnedFd, fresh: Fresh) -> Self {
         Connection {
             socket,
             interest: Interest::None,
             is_datagram: fresh == Fresh::Datagram,
-            readable: fresh == Fresh::Accepted,
-            writable: fresh != Fresh::Connecting,
-            hung_up: false,
+            readiness: Readiness::new(fresh),
             reads: Share::default(),
             writes: Share::default(),
             reader: Parked::new(),
             writer: Parked::new(),
             closed_waiter: Parked::new(),
+        }
+    }
+
+    fn waiter(&mut self, direction: Direction) -> &mut Parked {
+        match direction {
+            Direction::Read => &mut self.reader,
+            Direction::Write => &mut self.writer,
+        }
+    }
+}
+
+impl Direct for Connection {
+    fn readiness(&mut self) -> &mut Readiness {
+        &mut self.readiness
+    }
+
+    fn share(&mut self, direction: Direction) -> &mut Share {
+        match direction {
+            Direction::Read => &mut self.reads,
+            Direction::Write => &mut self.writes,
         }
     }
 }
@@ -102,29 +110,23 @@ impl Epoll {
         key: Key,
         cx: &mut Context<'_>,
         direction: Direction,
-        mut operation: impl FnMut(&mut Connection) -> Result<T, Errno>,
+        operation: impl FnMut(&mut Connection) -> Result<T, Errno>,
     ) -> Poll<io::Result<T>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if *direction.ready(connection) {
-            if !direction.share(connection).take(self.turn.get(), OPERATIONS_PER_TURN) {
+        match direct::attempt(connection, direction, self.turn.get(), operation) {
+            Attempted::Done(result) => return Poll::Ready(result),
+            Attempted::NextTurn => {
                 drop(connections);
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            loop {
-                match operation(connection) {
-                    Err(Errno::INTR) => {}
-                    Err(Errno::AGAIN) => break,
-                    result => return Poll::Ready(result.map_err(io::Error::from)),
-                }
-            }
-            *direction.ready(connection) = false;
+            Attempted::WouldBlock => {}
         }
         if let Err(error) = self.register(key, connection, direction) {
             return Poll::Ready(Err(error));
         }
-        let displaced = direction.waiter(connection).park(cx.waker());
+        let displaced = connection.waiter(direction).park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -143,14 +145,17 @@ impl Epoll {
         };
         let broken = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
         let hung_up = broken || flags.contains(epoll::EventFlags::RDHUP);
-        connection.hung_up |= hung_up;
         let (mut reader, mut writer, mut closed_waiter) = (None, None, None);
+        if hung_up {
+            connection.readiness.hang_up();
+            closed_waiter = connection.closed_waiter.take();
+        }
         if hung_up || flags.contains(epoll::EventFlags::IN) {
-            connection.readable = true;
+            connection.readiness.set(Direction::Read, true);
             reader = connection.reader.take();
         }
         if broken || flags.contains(epoll::EventFlags::OUT) {
-            connection.writable = true;
+            connection.readiness.set(Direction::Write, true);
             writer = connection.writer.take();
             if connection.is_datagram && connection.interest == Interest::Both {
                 let data = epoll::EventData::new_u64(key.pack());
@@ -158,9 +163,6 @@ impl Epoll {
                 let _ = epoll::modify(&self.epoll, &connection.socket, data, Interest::Read.flags());
                 connection.interest = Interest::Read;
             }
-        }
-        if hung_up {
-            closed_waiter = connection.closed_waiter.take();
         }
         drop(connections);
         // No iterator over the three: nearly every event wakes one.
@@ -172,29 +174,6 @@ impl Epoll {
         }
         if let Some(closed_waiter) = closed_waiter {
             closed_waiter.wake();
-        }
-    }
-}
-
-impl Direction {
-    fn ready(self, connection: &mut Connection) -> &mut bool {
-        match self {
-            Direction::Read => &mut connection.readable,
-            Direction::Write => &mut connection.writable,
-        }
-    }
-
-    fn share(self, connection: &mut Connection) -> &mut Share {
-        match self {
-            Direction::Read => &mut connection.reads,
-            Direction::Write => &mut connection.writes,
-        }
-    }
-
-    fn waiter(self, connection: &mut Connection) -> &mut Parked {
-        match self {
-            Direction::Read => &mut connection.reader,
-            Direction::Write => &mut connection.writer,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::task::{Context, Poll};
 
 use super::Epoll;
-use super::connection::Direction;
+use crate::driver::direct::Direction;
 use crate::driver::{DatagramDriver, End, Fresh, StreamDriver, datagrams};
 use crate::executor::slots::Key;
 use crate::socket::SocketAddress;
@@ -36,7 +36,7 @@ impl DatagramDriver for Epoll {
         self.attempt(key, cx, Direction::Read, |connection| {
             let room = Room { memory: &mut *memory, bytes_each, count, is_bare };
             let has_all = datagrams::receive(connection.socket.as_fd(), room, received)?;
-            connection.readable = !has_all || connection.hung_up;
+            connection.readiness.note_batch(has_all);
             connection.reads.count_as(datagrams::operations(received));
             Ok(())
         })

@@ -9,9 +9,10 @@ use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
 use super::Epoll;
-use super::connection::{Connection, Direction, Interest};
+use super::connection::{Connection, Interest};
 use crate::driver::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, has_hung_up, is_broken, look_for, receive, send, send_chunks_now, send_now,
+    Direction, OPERATIONS_PER_TURN, SEND_MAX, has_hung_up, is_broken, look_for, receive, send, send_chunks_now,
+    send_now,
 };
 use crate::driver::{Fresh, Released, StreamDriver};
 use crate::executor::slots::Key;
@@ -49,7 +50,9 @@ impl StreamDriver for Epoll {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
             // The edge that makes it readable is an event.
-            connection.interest != Interest::None && !connection.readable && !connection.hung_up
+            connection.interest != Interest::None
+                && !connection.readiness.is(Direction::Read)
+                && !connection.readiness.has_hung_up()
         };
         !is_told && self.has_input(key)
     }
@@ -64,14 +67,13 @@ impl StreamDriver for Epoll {
     }
 
     fn is_full(&self, key: Key) -> bool {
-        self.connections.borrow_mut().get_mut(key).is_some_and(|connection| !connection.writable)
+        self.connections.borrow_mut().get_mut(key).is_some_and(|connection| !connection.readiness.is(Direction::Write))
     }
 
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
         self.attempt(key, cx, Direction::Read, |connection| {
             let received = receive(connection.socket.as_fd(), into, max)?;
-            // The socket may be drained; after a hang-up the end is still to be read, and no edge will announce it.
-            connection.readable = received == max || received == 0 || connection.hung_up;
+            connection.readiness.note_received(received, max);
             Ok(received)
         })
     }
@@ -83,8 +85,7 @@ impl StreamDriver for Epoll {
         self.attempt(key, cx, Direction::Write, |connection| {
             let (sent, asked) = send(connection.socket.as_fd(), out)?;
             out.consume(sent);
-            // A short send has filled the socket; an edge will announce room.
-            connection.writable = sent == asked || connection.hung_up;
+            connection.readiness.note_sent(sent == asked);
             Ok(sent)
         })
     }
@@ -92,25 +93,26 @@ impl StreamDriver for Epoll {
     fn try_send(&self, key: Key, out: &mut Output, is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if !connection.writable || out.is_empty() || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+        if !connection.readiness.is(Direction::Write)
+            || out.is_empty()
+            || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN)
+        {
             return Ok(0);
         }
         let (sent, asked) = send_chunks_now(connection.socket.as_fd(), out, is_last)?;
         out.consume(sent);
-        // A short send has filled the socket; an edge will announce room.
-        connection.writable = sent == asked || connection.hung_up;
+        connection.readiness.note_sent(sent == asked);
         Ok(sent)
     }
 
     fn try_send_copy(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if !connection.writable || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+        if !connection.readiness.is(Direction::Write) || !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
             return Ok(0);
         }
         let sent = send_now(connection.socket.as_fd(), bytes, is_last)?;
-        // A short send has filled the socket; an edge will announce room.
-        connection.writable = sent == bytes.len() || connection.hung_up;
+        connection.readiness.note_sent(sent == bytes.len());
         Ok(sent)
     }
 
@@ -127,13 +129,14 @@ impl StreamDriver for Epoll {
             let sent = rustix::fs::sendfile(&connection.socket, file, Some(offset), asked)?;
             // Mostly the socket is full. But the file may have been truncated, or a disk may have failed: then no edge
             // would come. Asking takes a tenth of the time of a second call in vain.
-            connection.writable = sent == asked || connection.hung_up || has_room(connection.socket.as_fd());
+            let is_all = sent == asked || has_room(connection.socket.as_fd());
+            connection.readiness.note_sent(is_all);
             Ok(sent)
         })
     }
 
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.attempt(key, cx, Direction::Write, |connection| match connection.hung_up {
+        self.attempt(key, cx, Direction::Write, |connection| match connection.readiness.has_hung_up() {
             true => sockopt::socket_error(&connection.socket)?,
             // The kernel has reported room to send, and would have reported an error.
             false => Ok(()),
@@ -143,7 +146,7 @@ impl StreamDriver for Epoll {
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if connection.hung_up {
+        if connection.readiness.has_hung_up() {
             return Poll::Ready(Ok(()));
         }
         if let Err(error) = self.register(key, connection, Direction::Read) {
@@ -158,7 +161,7 @@ impl StreamDriver for Epoll {
     fn has_hung_up(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        connection.hung_up || has_hung_up(connection.socket.as_fd())
+        connection.readiness.has_hung_up() || has_hung_up(connection.socket.as_fd())
     }
 
     fn is_broken(&self, key: Key) -> bool {

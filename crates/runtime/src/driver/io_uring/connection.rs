@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use super::buffers::GROUP;
 use super::operation::{Op, Ops, push_cancel, user_data};
 use super::ring::{Completion, Queues, Ring};
-use crate::driver::direct::Share;
+use crate::driver::direct::{Direct, Direction, Readiness, Share};
 use crate::executor::parked::Parked;
 use crate::executor::slots::Key;
 use crate::memory::buffer::Buffer;
@@ -50,32 +50,56 @@ const UNREAD_MAX: usize = 4096;
 const MULTISHOT_BYTES: u32 = 16 * 1024;
 
 pub(super) struct Connection {
-    /// `None` when closed: the slot stays for the operations in flight.
-    pub socket: Option<OwnedFd>,
-    /// True if a direct receive may succeed, as far as is known.
-    pub readable: bool,
-    pub writable: bool,
-    pub hung_up: bool,
-    /// A receive has completed on the ring, so sends are queued.
-    pub is_on_ring: bool,
-    pub expects: Expects,
+    pub stage: Stage,
+    pub readiness: Readiness,
+    pub mode: Mode,
     /// This connection is in the list of requests.
     pub is_requested: bool,
-    /// The stream was dropped; the connection is closed when the driver has sent the rest.
-    pub is_closing: bool,
-    /// The connection will be reset: unsent data is dropped.
-    pub is_reset: bool,
     pub wanted: Ops,
-    pub in_flight: Ops,
-    /// Kind of the receive in flight; meaningless without one.
-    pub receive: Receive,
-    /// Period in which the receive in flight was armed or last got data; see `idle.rs`.
-    pub period: u8,
+    pub in_flight: InFlight,
     pub reads: Share,
     pub writes: Share,
     pub reader: Parked,
     /// `None` for an idle connection.
     pub busy: Option<Box<BusyState>>,
+}
+
+/// Stage of a connection's life; the later ones come in this order.
+pub(super) enum Stage {
+    Open(OwnedFd),
+    /// The connection will be reset: unsent data is dropped.
+    Resetting(OwnedFd),
+    /// The stream was dropped; the connection is closed when the driver has sent the rest.
+    Lingering(OwnedFd),
+    /// The slot stays for the operations in flight.
+    Closed,
+}
+
+impl Stage {
+    pub fn socket(&self) -> Option<&OwnedFd> {
+        match self {
+            Stage::Open(socket) | Stage::Resetting(socket) | Stage::Lingering(socket) => Some(socket),
+            Stage::Closed => None,
+        }
+    }
+
+    /// Of an open connection: that it will be reset.
+    #[must_use]
+    pub fn reset(self) -> Stage {
+        match self {
+            Stage::Open(socket) => Stage::Resetting(socket),
+            other => other,
+        }
+    }
+
+    /// Of an open connection: that its stream was dropped.
+    #[must_use]
+    pub fn linger(self) -> Stage {
+        match self {
+            Stage::Open(socket) => Stage::Lingering(socket),
+            other => other,
+        }
+    }
 }
 
 /// State of a connection with data or operations on their way. It stays for as long as a receive is in flight, so that
@@ -95,6 +119,73 @@ pub(super) struct BusyState {
     pub closed_waiter: Parked,
 }
 
+/// Operations in flight.
+#[derive(Clone, Copy, Default)]
+pub(super) struct InFlight {
+    /// All but [`Op::Recv`].
+    others: Ops,
+    receive: Option<Armed>,
+}
+
+/// A receive in flight.
+#[derive(Clone, Copy)]
+struct Armed {
+    kind: Receive,
+    /// Period in which it was armed or last got data; see `idle.rs`.
+    period: u8,
+}
+
+impl InFlight {
+    pub fn has(self, op: Op) -> bool {
+        if op == Op::Recv { self.receive.is_some() } else { self.others.has(op) }
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.receive.is_none() && self.others.is_empty()
+    }
+
+    pub fn ops(self) -> impl Iterator<Item = Op> {
+        Op::ALL.into_iter().filter(move |op| self.has(*op))
+    }
+
+    /// Kind of the receive.
+    pub fn receive(self) -> Option<Receive> {
+        self.receive.map(|armed| armed.kind)
+    }
+
+    /// Adds an operation other than a receive.
+    pub fn add(&mut self, op: Op) {
+        debug_assert!(op != Op::Recv, "a receive is armed");
+        self.others.add(op);
+    }
+
+    /// Adds a receive.
+    pub fn arm(&mut self, kind: Receive, period: u8) {
+        self.receive = Some(Armed { kind, period });
+    }
+
+    pub fn remove(&mut self, op: Op) {
+        if op == Op::Recv { self.receive = None } else { self.others.remove(op) }
+    }
+
+    /// Notes that the end of the receive was requested; false without a receive.
+    pub fn note_ending(&mut self, ending: Receive) -> bool {
+        self.receive.as_mut().map(|armed| armed.kind = ending).is_some()
+    }
+
+    /// Notes that the receive got data in this period.
+    fn note_data(&mut self, period: u8) {
+        if let Some(armed) = &mut self.receive {
+            armed.period = period;
+        }
+    }
+
+    /// True if the receive got no data for a whole period.
+    pub fn is_idle(self, period: u8) -> bool {
+        self.receive.is_some_and(|armed| period.wrapping_sub(armed.period) >= 2)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Receive {
     Single,
@@ -105,11 +196,20 @@ pub(super) enum Receive {
     EndingIdle,
 }
 
+/// How a connection receives and sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mode {
+    /// Nothing has been received yet.
+    Fresh,
+    /// All receives were direct calls, and so are sends.
+    Direct(Expects),
+    /// A receive has completed on the ring, so sends are queued.
+    Ring(Expects),
+}
+
 /// Data that is likely to come next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Expects {
-    /// Nothing has been received yet.
-    First,
     /// Messages that fit a buffer: the connection is kept alive.
     Messages,
     /// More: the last read asked for more than a buffer holds. Bodies are received directly into their destination,
@@ -117,11 +217,36 @@ pub(super) enum Expects {
     Bodies,
 }
 
-impl Expects {
-    pub fn note_received(&mut self) {
-        if *self == Expects::First {
-            *self = Expects::Messages;
+impl Mode {
+    pub fn is_on_ring(self) -> bool {
+        matches!(self, Mode::Ring(_))
+    }
+
+    /// `None` before anything is known.
+    pub fn expects(self) -> Option<Expects> {
+        match self {
+            Mode::Fresh => None,
+            Mode::Direct(expects) | Mode::Ring(expects) => Some(expects),
         }
+    }
+
+    pub fn expect(&mut self, expects: Expects) {
+        *self = match self {
+            Mode::Fresh | Mode::Direct(_) => Mode::Direct(expects),
+            Mode::Ring(_) => Mode::Ring(expects),
+        };
+    }
+
+    /// Notes that a direct call has received something.
+    pub fn note_received(&mut self) {
+        if *self == Mode::Fresh {
+            *self = Mode::Direct(Expects::Messages);
+        }
+    }
+
+    /// Notes that the ring has received something.
+    fn note_received_on_ring(&mut self) {
+        *self = Mode::Ring(self.expects().unwrap_or(Expects::Messages));
     }
 }
 
@@ -162,19 +287,12 @@ pub(super) struct Sending {
 impl Connection {
     pub fn new(socket: OwnedFd, fresh: Fresh) -> Self {
         Connection {
-            socket: Some(socket),
-            readable: fresh == Fresh::Accepted,
-            writable: fresh != Fresh::Connecting,
-            hung_up: false,
-            is_on_ring: false,
-            expects: Expects::First,
+            stage: Stage::Open(socket),
+            readiness: Readiness::new(fresh),
+            mode: Mode::Fresh,
             is_requested: false,
-            is_closing: false,
-            is_reset: false,
             wanted: Ops::default(),
-            in_flight: Ops::default(),
-            receive: Receive::Single,
-            period: 0,
+            in_flight: InFlight::default(),
             reads: Share::default(),
             writes: Share::default(),
             reader: Parked::new(),
@@ -183,7 +301,12 @@ impl Connection {
     }
 
     pub fn socket(&self) -> &OwnedFd {
-        self.socket.as_ref().expect("an open stream has its socket")
+        self.stage.socket().expect("an open stream has its socket")
+    }
+
+    /// Moves to another stage, made of this one.
+    pub fn change_stage(&mut self, change: impl FnOnce(Stage) -> Stage) {
+        self.stage = change(std::mem::replace(&mut self.stage, Stage::Closed));
     }
 
     /// The busy state, created if there is none.
@@ -217,7 +340,7 @@ impl Connection {
     pub fn make_entries(&mut self, key: Key, ring: &mut Ring<impl Queues>, options: ReceiveOptions) {
         self.is_requested = false;
         let wanted = std::mem::take(&mut self.wanted);
-        let Some(socket) = &self.socket else { return };
+        let Some(socket) = self.stage.socket() else { return };
         let descriptor = types::Fd(socket.as_raw_fd());
         for op in Op::ALL.into_iter().filter(|op| wanted.has(*op)) {
             if self.in_flight.has(op) {
@@ -231,10 +354,11 @@ impl Connection {
                 Op::HungUp if self.in_flight.has(Op::Recv) => continue,
                 Op::HungUp => poll(libc::EPOLLRDHUP),
                 Op::Recv => {
-                    self.period = options.period;
-                    let is_multishot = options.multishot != Multishot::Never && self.expects == Expects::Messages;
-                    self.receive = if is_multishot { Receive::Multishot } else { Receive::Single };
-                    receive_entry(descriptor, self.receive, options)
+                    let expects_messages = self.mode.expects() == Some(Expects::Messages);
+                    let is_multishot = options.multishot != Multishot::Never && expects_messages;
+                    let kind = if is_multishot { Receive::Multishot } else { Receive::Single };
+                    self.in_flight.arm(kind, options.period);
+                    receive_entry(descriptor, kind, options)
                 }
                 Op::Send => match self.busy.as_mut().and_then(|busy| busy.sending.as_mut()) {
                     Some(sending) => sending.entry(descriptor.0),
@@ -247,7 +371,9 @@ impl Connection {
                     continue;
                 }
             };
-            self.in_flight.add(op);
+            if op != Op::Recv {
+                self.in_flight.add(op);
+            }
             // SAFETY: the slot owns the descriptor, and a close can only come after the submission: entries are made
             // when the turn ends, right before the call. The memory of a send stays in the slot until its completion.
             unsafe { ring.push(&entry.user_data(user_data(op as u64, key))) };
@@ -256,50 +382,41 @@ impl Connection {
 
     /// Requests the end of the receive in flight; false if there is none or its end was requested before.
     pub fn end_receive(&mut self, ending: Receive) -> bool {
-        if !self.in_flight.has(Op::Recv) || !matches!(self.receive, Receive::Single | Receive::Multishot) {
+        if !matches!(self.in_flight.receive(), Some(Receive::Single | Receive::Multishot)) {
             return false;
         }
-        self.receive = ending;
+        self.in_flight.note_ending(ending);
         self.wanted.add(Op::EndRecv);
         true
     }
 
     /// True if the end of the receive in flight was requested.
     pub fn is_receive_ending(&self) -> bool {
-        self.in_flight.has(Op::Recv) && matches!(self.receive, Receive::Ending | Receive::EndingIdle)
+        matches!(self.in_flight.receive(), Some(Receive::Ending | Receive::EndingIdle))
     }
 
     /// Handles a completion, and notes the operations that are wanted because of it.
     pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], options: ReceiveOptions) {
+        let receive = self.in_flight.receive().unwrap_or(Receive::Single);
         if !cqueue::more(completion.flags) {
             self.in_flight.remove(op);
         }
         if completion.was_refused() {
             self.handle_refused(op);
+        } else if op == Op::Recv {
+            self.handle_received(receive, completion, bytes, options);
         } else {
-            self.handle_news(op, completion, bytes, options);
+            self.handle_news(op, completion);
         }
-        let is_watched = self.hung_up || self.in_flight.has(Op::HungUp) || self.in_flight.has(Op::Recv);
+        let is_watched = self.readiness.has_hung_up() || self.in_flight.has(Op::HungUp) || self.in_flight.has(Op::Recv);
         if !is_watched && self.busy.as_ref().is_some_and(|busy| busy.closed_waiter.is_some()) {
             self.wanted.add(Op::HungUp);
         }
     }
 
-    fn handle_news(&mut self, op: Op, completion: &Completion, bytes: &[u8], options: ReceiveOptions) {
-        let goes_on = cqueue::more(completion.flags);
-        let result = match completion.result {
-            count @ 0.. => Ok(count as usize),
-            negative => Err(Errno::from_raw_os_error(-negative)),
-        };
+    fn handle_news(&mut self, op: Op, completion: &Completion) {
+        let result = result_of(completion);
         match op {
-            Op::Recv => {
-                self.period = options.period;
-                let may_have_more = cqueue::sock_nonempty(completion.flags)
-                    || bytes.len() == options.buffer_bytes
-                    || self.receive != Receive::Single
-                    || self.hung_up;
-                self.handle_received(result, bytes, goes_on, may_have_more);
-            }
             Op::Send => {
                 if let Some(sending) = self.sending() {
                     sending.result = Some(match result {
@@ -316,11 +433,17 @@ impl Connection {
                 }
                 let events = result.unwrap_or(0) as i32;
                 let is_broken = events & i32::from(libc::POLLHUP | libc::POLLERR) != 0;
-                self.hung_up |= is_broken || events & libc::EPOLLRDHUP != 0;
-                self.readable |= op == Op::Readable || self.hung_up;
-                self.writable |= op == Op::Writable || is_broken;
+                if is_broken || events & libc::EPOLLRDHUP != 0 || self.readiness.has_hung_up() {
+                    self.readiness.hang_up();
+                }
+                if op == Op::Readable {
+                    self.readiness.set(Direction::Read, true);
+                }
+                if op == Op::Writable || is_broken {
+                    self.readiness.set(Direction::Write, true);
+                }
             }
-            Op::EndRecv => {}
+            Op::Recv | Op::EndRecv => {}
         }
     }
 
@@ -329,11 +452,11 @@ impl Connection {
         match op {
             Op::Readable | Op::Recv => {
                 self.busy().receive_error.get_or_insert(Errno::NOMEM);
-                self.readable = true;
+                self.readiness.set(Direction::Read, true);
             }
             Op::Writable => {
                 self.busy().send_error = Some(Errno::NOMEM);
-                self.writable = true;
+                self.readiness.set(Direction::Write, true);
             }
             Op::Send => {
                 if let Some(sending) = self.sending() {
@@ -341,7 +464,7 @@ impl Connection {
                 }
             }
             // A peer that cannot be watched counts as gone.
-            Op::HungUp => (self.readable, self.hung_up) = (true, true),
+            Op::HungUp => self.readiness.hang_up(),
             Op::EndRecv => {}
         }
     }
@@ -352,32 +475,37 @@ impl Connection {
         if is_read { busy.receive_error.take() } else { busy.send_error.take() }
     }
 
-    fn handle_received(&mut self, result: Result<usize, Errno>, bytes: &[u8], goes_on: bool, may_have_more: bool) {
-        match result {
+    /// Handles the completion of a receive of this kind.
+    fn handle_received(&mut self, receive: Receive, completion: &Completion, bytes: &[u8], options: ReceiveOptions) {
+        self.in_flight.note_data(options.period);
+        match result_of(completion) {
             // The end of the stream: a direct receive finds it again.
-            Ok(0) => (self.readable, self.hung_up) = (true, true),
+            Ok(0) => self.readiness.hang_up(),
             Ok(_) => {
-                self.is_on_ring = true;
-                self.expects.note_received();
+                self.mode.note_received_on_ring();
+                let may_have_more = cqueue::sock_nonempty(completion.flags)
+                    || bytes.len() == options.buffer_bytes
+                    || receive != Receive::Single
+                    || self.readiness.has_hung_up();
                 // While the receive goes on, only the ring may receive.
-                self.readable = !goes_on && may_have_more;
+                self.readiness.set(Direction::Read, !cqueue::more(completion.flags) && may_have_more);
                 let received = &mut self.busy().received;
                 received.append_past_limit(bytes);
                 if received.len() > UNREAD_MAX {
                     self.end_receive(Receive::Ending);
                 }
             }
-            Err(Errno::CANCELED) if self.receive == Receive::EndingIdle => {
+            Err(Errno::CANCELED) if receive == Receive::EndingIdle => {
                 if self.reader.is_some() {
                     self.wanted.add(Op::Readable);
                 }
             }
-            Err(errno) if is_temporary(errno) || self.receive != Receive::Single && errno == Errno::INVAL => {
-                self.readable = true;
+            Err(errno) if is_temporary(errno) || receive != Receive::Single && errno == Errno::INVAL => {
+                self.readiness.set(Direction::Read, true);
             }
             Err(errno) => {
                 self.busy().receive_error = Some(errno);
-                (self.readable, self.hung_up) = (true, true);
+                self.readiness.hang_up();
             }
         }
     }
@@ -385,7 +513,8 @@ impl Connection {
     /// Marks the connection as broken: the next read gets the error, after the data received so far.
     pub fn break_off(&mut self, errno: Errno) {
         self.busy().receive_error.get_or_insert(errno);
-        (self.readable, self.writable, self.hung_up) = (true, true, true);
+        self.readiness.hang_up();
+        self.readiness.set(Direction::Write, true);
     }
 
     /// Takes a completed send of the driver. If it was short, requests a send of the rest instead.
@@ -412,17 +541,32 @@ impl Connection {
     pub fn take_wakers(&mut self, op: Op) -> [Option<Waker>; 3] {
         // A reader that now waits by a poll goes on waiting.
         let is_replaced = op == Op::Recv && self.wanted.has(Op::Readable);
+        let has_hung_up = self.readiness.has_hung_up();
         let is_read =
-            !is_replaced && matches!(op, Op::Recv | Op::Readable) || self.hung_up && !self.in_flight.has(Op::Recv);
-        let is_write = matches!(op, Op::Send | Op::Writable) || self.writable && !self.in_flight.has(Op::Send);
+            !is_replaced && matches!(op, Op::Recv | Op::Readable) || has_hung_up && !self.in_flight.has(Op::Recv);
+        let is_writable = self.readiness.is(Direction::Write);
+        let is_write = matches!(op, Op::Send | Op::Writable) || is_writable && !self.in_flight.has(Op::Send);
         let reader = is_read.then(|| self.reader.take()).flatten();
         let Some(busy) = &mut self.busy else { return [reader, None, None] };
         let is_sent = busy.sending.as_ref().is_none_or(|sending| sending.result.is_some());
         [
             reader,
             (is_write && is_sent).then(|| busy.writer.take()).flatten(),
-            self.hung_up.then(|| busy.closed_waiter.take()).flatten(),
+            has_hung_up.then(|| busy.closed_waiter.take()).flatten(),
         ]
+    }
+}
+
+impl Direct for Connection {
+    fn readiness(&mut self) -> &mut Readiness {
+        &mut self.readiness
+    }
+
+    fn share(&mut self, direction: Direction) -> &mut Share {
+        match direction {
+            Direction::Read => &mut self.reads,
+            Direction::Write => &mut self.writes,
+        }
     }
 }
 
@@ -436,6 +580,13 @@ impl BusyState {
         let is_waited_for = self.writer.is_some() || self.closed_waiter.is_some();
         let has_error = self.receive_error.is_some() || self.send_error.is_some();
         self.received.is_empty() && !has_error && self.sending.is_none() && !is_waited_for
+    }
+}
+
+fn result_of(completion: &Completion) -> Result<usize, Errno> {
+    match completion.result {
+        count @ 0.. => Ok(count as usize),
+        negative => Err(Errno::from_raw_os_error(-negative)),
     }
 }
 
@@ -527,8 +678,7 @@ mod tests {
         assert_eq!(Slots::<Connection>::BYTES, 48);
         let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut connection = Connection::new(near.into(), Fresh::Accepted);
-        connection.receive = Receive::Multishot;
-        connection.in_flight.add(Op::Recv);
+        connection.in_flight.arm(Receive::Multishot, 0);
         connection.handle(Op::Recv, &completion(5, true), b"hello", OPTIONS);
         connection.drop_idle_state();
         assert_eq!(std::mem::take(&mut connection.busy().received).readable(), b"hello");

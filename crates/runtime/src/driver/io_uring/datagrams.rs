@@ -48,7 +48,7 @@ impl<K: Kernel> DatagramDriver for IoUring<K> {
         self.attempt(key, cx, Op::Readable, |connection| {
             let room = Room { memory: &mut *memory, bytes_each, count, is_bare };
             let has_all = datagrams::receive(connection.socket().as_fd(), room, received)?;
-            connection.readable = !has_all || connection.hung_up;
+            connection.readiness.note_batch(has_all);
             connection.reads.count_as(datagrams::operations(received));
             Ok(())
         })

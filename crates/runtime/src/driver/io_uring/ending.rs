@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::task::Waker;
 use std::time::Duration;
 
-use super::connection::Receive;
+use super::connection::{InFlight, Receive, Stage};
 use super::operation::{KIND_FILE_READ, Op, Ops, kind_and_key, user_data};
 use super::ring::Completion;
 use super::sockets::Sockets;
@@ -34,8 +34,7 @@ impl<K: Kernel> IoUring<K> {
                 if is_send_wanted {
                     connection.wanted.add(Op::Send);
                 }
-                if connection.in_flight.has(Op::Recv) {
-                    connection.receive = Receive::Ending;
+                if connection.in_flight.note_ending(Receive::Ending) {
                     connection.wanted.add(Op::EndRecv);
                 }
                 if connection.wanted.is_empty()
@@ -86,12 +85,15 @@ impl<K: Kernel> IoUring<K> {
     }
 
     /// Takes the socket out of a slot, which stays for the operations in flight; the caller cancels them.
-    pub(super) fn take_socket(&self, key: Key) -> Option<(OwnedFd, Ops)> {
+    pub(super) fn take_socket(&self, key: Key) -> Option<(OwnedFd, InFlight)> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key)?;
-        let socket = connection.socket.take()?;
+        let (socket, waiter) = match std::mem::replace(&mut connection.stage, Stage::Closed) {
+            Stage::Open(socket) | Stage::Resetting(socket) => (socket, None),
+            Stage::Lingering(socket) => (socket, self.leave_closed()),
+            Stage::Closed => return None,
+        };
         connection.wanted = Ops::default();
-        let waiter = connection.is_closing.then(|| self.leave_closed()).flatten();
         let wakers = connection.take_all_wakers();
         let received = connection.busy.as_mut().map(|busy| std::mem::take(&mut busy.received));
         let sending = connection.take_sending_of_ours();
@@ -105,9 +107,8 @@ impl<K: Kernel> IoUring<K> {
 
     /// Cancels operations of a closed socket when the turn ends: until they end the kernel keeps the connection open,
     /// and the peer does not see its end.
-    pub(super) fn cancel(&self, key: Key, operations: Ops) {
-        let in_flight = Op::ALL.into_iter().filter(|op| operations.has(*op));
-        self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
+    pub(super) fn cancel(&self, key: Key, in_flight: InFlight) {
+        self.requests.borrow_mut().extend(in_flight.ops().map(|op| Request::Cancel(user_data(op as u64, key))));
     }
 
     /// Cancels the operations of a closed connection again. The kernel did not find one to cancel: it has completed, or
@@ -115,7 +116,7 @@ impl<K: Kernel> IoUring<K> {
     pub(super) fn cancel_again(&self, key: Key) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };
-        if connection.socket.is_none() {
+        if matches!(connection.stage, Stage::Closed) {
             self.cancel(key, connection.in_flight);
         } else if connection.is_receive_ending() {
             self.request(key, connection, Op::EndRecv);

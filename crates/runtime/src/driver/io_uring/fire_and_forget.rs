@@ -23,7 +23,7 @@ use io_uring::{opcode, types};
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, sockopt};
 
-use super::connection::{Connection, OWNED, Sending, is_temporary};
+use super::connection::{Connection, Expects, Mode, OWNED, Sending, Stage, is_temporary};
 use super::operation::{KIND_FIRE_AND_FORGET_SEND, Op, Ops, kind_and_key, user_data};
 use super::ring::{Completion, Queues, Ring};
 use super::sockets::Sockets;
@@ -175,7 +175,7 @@ impl<K: Kernel> IoUring<K> {
         let turn = self.turn.get();
         let may_have_one = connection.writes.is_of(turn);
         if !self.may_send_fire_and_forget.get()
-            || connection.hung_up
+            || connection.readiness.has_hung_up()
             || !connection.writes.take(turn, OPERATIONS_PER_TURN)
         {
             return false;
@@ -188,7 +188,8 @@ impl<K: Kernel> IoUring<K> {
         let turn = self.turn.get();
         let is_fit = out.len_bytes() <= CHUNKS_MAX && out.chunk_count() <= SLICES_MAX && !out.has_loan();
         // If the connection had a send here, its chunks would have to follow it.
-        if !is_fit || !self.may_send_fire_and_forget.get() || connection.hung_up || connection.writes.is_of(turn) {
+        let is_fit = is_fit && self.may_send_fire_and_forget.get() && !connection.readiness.has_hung_up();
+        if !is_fit || connection.writes.is_of(turn) {
             return false;
         }
         let mut sends = self.fire_and_forget_sends.borrow_mut();
@@ -223,7 +224,7 @@ impl<K: Kernel> IoUring<K> {
             return;
         }
         let Some(taken) = sends.take_back(key) else { return };
-        if connection.is_reset {
+        if matches!(connection.stage, Stage::Resetting(_)) {
             return;
         }
         self.send_taken(key, connection, taken, is_last);
@@ -276,10 +277,10 @@ impl<K: Kernel> IoUring<K> {
     /// True if a closed connection has to stay until the driver has sent its rest.
     pub(super) fn must_stay(&self, connection: &mut Connection) -> bool {
         let is_owing = connection.sending().is_some_and(|sending| sending.is_owned());
-        if !is_owing || connection.is_reset || connection.is_closing {
+        if !is_owing || !matches!(connection.stage, Stage::Open(_)) {
             return false;
         }
-        connection.is_closing = true;
+        connection.change_stage(Stage::linger);
         // A Unix socket has no such timeout: its peer takes the rest, or leaves, or newer ones displace it
         // (`stay_closed`).
         let _ = self.sockets.set_user_timeout(connection.socket().as_fd(), UNSENT_TIMEOUT.as_millis() as u32);
@@ -296,7 +297,8 @@ impl<K: Kernel> IoUring<K> {
         };
         let Some(oldest) = oldest else { return };
         // Most have long gone.
-        let is_there = self.connections.borrow_mut().get_mut(oldest).is_some_and(|connection| connection.is_closing);
+        let is_lingering = |connection: &mut Connection| matches!(connection.stage, Stage::Lingering(_));
+        let is_there = self.connections.borrow_mut().get_mut(oldest).is_some_and(is_lingering);
         if is_there {
             self.close(oldest);
         }
@@ -406,7 +408,7 @@ impl IoUring<Linux> {
     fn test_fire_and_forget_sends_of(&self, in_chunks: bool, (near, far): (OwnedFd, OwnedFd)) -> io::Result<()> {
         sockopt::set_socket_send_buffer_size(&near, 1)?;
         let near = self.attach(near, Fresh::Connected);
-        self.connections.borrow_mut().get_mut(near).expect("just attached").is_on_ring = true;
+        self.connections.borrow_mut().get_mut(near).expect("just attached").mode = Mode::Ring(Expects::Messages);
         const FIRST: usize = if TEST_BYTES > CHUNKS_MAX { CHUNKS_MAX } else { TEST_BYTES };
         let first = if in_chunks { &[0; TEST_BYTES][..FIRST] } else { &[0; TEST_BYTES][..] };
         let tested = self.test_fire_and_forget_send(near, first, in_chunks).and_then(|rest| match rest {

@@ -12,7 +12,6 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use super::connection::{Connection, Receive};
-use super::operation::Op;
 use crate::environment::Environment;
 use crate::executor::slots::{Key, Slots};
 
@@ -83,8 +82,7 @@ impl Sweep {
         if begin != DONE {
             self.cursor.set(if begin + SLOTS_PER_TURN < connections.end() { begin + SLOTS_PER_TURN } else { DONE });
             connections.for_each_in(begin..begin + SLOTS_PER_TURN, |key, connection| {
-                let is_idle = connection.in_flight.has(Op::Recv) && period.wrapping_sub(connection.period) >= 2;
-                if is_idle && connection.end_receive(Receive::EndingIdle) {
+                if connection.in_flight.is_idle(period) && connection.end_receive(Receive::EndingIdle) {
                     self.ended.update(|ended| ended + 1);
                     found(key, connection);
                 }

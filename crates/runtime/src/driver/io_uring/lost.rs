@@ -82,8 +82,7 @@ impl<K: Kernel> IoUring<K> {
     fn in_flight(&self) -> Vec<(Op, u64)> {
         let mut all = Vec::new();
         self.connections.borrow_mut().for_each(|key, connection| {
-            let in_flight = connection.in_flight;
-            all.extend(Op::ALL.into_iter().filter(|&op| in_flight.has(op)).map(|op| (op, user_data(op as u64, key))));
+            all.extend(connection.in_flight.ops().map(|op| (op, user_data(op as u64, key))));
         });
         all
     }

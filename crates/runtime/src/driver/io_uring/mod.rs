@@ -54,7 +54,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 use self::buffers::Buffers;
-use self::connection::{Connection, Expects, Multishot, OWNED, Receive, ReceiveOptions, Sending};
+use self::connection::{Connection, Expects, Mode, Multishot, OWNED, Receive, ReceiveOptions, Sending, Stage};
 use self::file_reads::FileReads;
 use self::fire_and_forget::FireAndForgetSends;
 use self::idle::Sweep;
@@ -174,8 +174,8 @@ impl IoUring<Linux> {
         let (near, far) = (self.attach(near, Fresh::Connected), self.attach(far, Fresh::Connected));
         {
             let mut connections = self.connections.borrow_mut();
-            connections.get_mut(near).expect("just attached").is_on_ring = true;
-            connections.get_mut(far).expect("just attached").expects = Expects::Messages;
+            connections.get_mut(near).expect("just attached").mode = Mode::Ring(Expects::Messages);
+            connections.get_mut(far).expect("just attached").mode = Mode::Direct(Expects::Messages);
         }
         // One round for each kind of receive, as the kernel may not know the better ones.
         let tested = (0..3).try_for_each(|_| {
@@ -374,7 +374,8 @@ impl<K: Kernel> IoUring<K> {
         let mut is_broken_off = false;
         // A slot outlives its operations, so this is not expected; the buffer is returned nevertheless.
         if let Some(connection) = connections.get_mut(key) {
-            if completion.result == -libc::EINVAL && op == Op::Recv && connection.receive != Receive::Single {
+            let is_single = connection.in_flight.receive().is_none_or(|kind| kind == Receive::Single);
+            if completion.result == -libc::EINVAL && op == Op::Recv && !is_single {
                 // An older kernel.
                 self.multishot.set(match receive_options.multishot {
                     Multishot::Limited => Multishot::Unlimited,
@@ -393,7 +394,7 @@ impl<K: Kernel> IoUring<K> {
                     self.break_off(connection, errno);
                     is_broken_off = true;
                 } else if sent.is_last
-                    && let Some(socket) = &connection.socket
+                    && let Some(socket) = connection.stage.socket()
                 {
                     // If the peer has gone meanwhile, there is nothing left to do.
                     let _ = self.sockets.shutdown_write(socket.as_fd());
@@ -408,11 +409,11 @@ impl<K: Kernel> IoUring<K> {
         let Some(connection) = connections.get_mut(key) else {
             return;
         };
-        if connection.is_closing && connection.socket.is_some() && connection.sending().is_none() {
+        if matches!(connection.stage, Stage::Lingering(_)) && connection.sending().is_none() {
             drop(connections);
             return self.close(key);
         }
-        if connection.socket.is_none() {
+        if matches!(connection.stage, Stage::Closed) {
             let sending = connection.take_sending_of_ours();
             let removed = connection.in_flight.is_empty().then(|| connections.remove(key));
             drop(connections);
@@ -434,7 +435,7 @@ impl<K: Kernel> IoUring<K> {
     /// tasks.
     fn break_off(&self, connection: &mut Connection, errno: Errno) {
         connection.break_off(errno);
-        if let Some(socket) = &connection.socket {
+        if let Some(socket) = connection.stage.socket() {
             // Fails only if the connection has ended already.
             let _ = self.sockets.shutdown(socket.as_fd());
         }

@@ -5,6 +5,7 @@
 use io_uring::opcode;
 
 use super::ring::{Queues, Ring};
+use crate::driver::direct::Direction;
 use crate::executor::slots::Key;
 
 /// An operation of a connection. At most one of each is in flight.
@@ -25,6 +26,10 @@ pub(super) enum Op {
 }
 
 impl Op {
+    pub(super) fn direction(self) -> Direction {
+        if matches!(self, Op::Readable | Op::Recv) { Direction::Read } else { Direction::Write }
+    }
+
     /// In the order of submission.
     pub(super) const ALL: [Op; 6] = [Op::Readable, Op::Recv, Op::Writable, Op::Send, Op::HungUp, Op::EndRecv];
 }

@@ -8,11 +8,11 @@ use std::task::{Context, Poll};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::connection::{BusyState, Connection, Expects, OWNED, Receive};
+use super::connection::{BusyState, Connection, Expects, OWNED, Receive, Stage};
 use super::operation::Op;
 use super::sockets::Sockets;
 use super::{IoUring, Kernel};
-use crate::driver::direct::{OPERATIONS_PER_TURN, SEND_MAX};
+use crate::driver::direct::{self, Attempted, Direction, OPERATIONS_PER_TURN, SEND_MAX};
 use crate::driver::{End, Fresh, Released, StreamDriver};
 use crate::executor::slots::Key;
 use crate::memory::buffer::Buffer;
@@ -37,27 +37,20 @@ impl<K: Kernel> IoUring<K> {
         key: Key,
         cx: &mut Context<'_>,
         op: Op,
-        mut operation: impl FnMut(&mut Connection) -> Result<T, Errno>,
+        operation: impl FnMut(&mut Connection) -> Result<T, Errno>,
     ) -> Poll<io::Result<T>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        let is_read = matches!(op, Op::Readable | Op::Recv);
-        if if is_read { connection.readable } else { connection.writable } {
-            let share = if is_read { &mut connection.reads } else { &mut connection.writes };
-            if !share.take(self.turn.get(), OPERATIONS_PER_TURN) {
+        match direct::attempt(connection, op.direction(), self.turn.get(), operation) {
+            Attempted::Done(result) => return Poll::Ready(result),
+            Attempted::NextTurn => {
                 drop(connections);
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            loop {
-                match operation(connection) {
-                    Err(Errno::INTR) => {}
-                    Err(Errno::AGAIN) => break,
-                    result => return Poll::Ready(result.map_err(io::Error::from)),
-                }
-            }
-            *(if is_read { &mut connection.readable } else { &mut connection.writable }) = false;
+            Attempted::WouldBlock => {}
         }
+        let is_read = op.direction() == Direction::Read;
         if let Some(errno) = connection.take_error(is_read) {
             return Poll::Ready(Err(errno.into()));
         }
@@ -106,8 +99,7 @@ impl<K: Kernel> IoUring<K> {
         let mut sending = connection.take_sending().expect("looked at above");
         let sent = result.unwrap_or(0);
         sending.output.consume(sent);
-        // A short send has filled the socket.
-        connection.writable = sent == sending.offered || connection.hung_up;
+        connection.readiness.note_sent(sent == sending.offered);
         let is_own = out.take_back(sending.ticket, &mut sending.output);
         drop(connections);
         self.keep(sending);
@@ -125,7 +117,9 @@ impl<K: Kernel> IoUring<K> {
     fn queue_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> bool {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        let is_fit = connection.is_on_ring && connection.writable && !connection.hung_up;
+        let is_fit = connection.mode.is_on_ring()
+            && connection.readiness.is(Direction::Write)
+            && !connection.readiness.has_hung_up();
         // Data that a file follows has to be sent before that, which is now.
         if !is_fit || out.more_follows() || out.len_bytes() > QUEUED_SEND_MAX || out.chunk_count() > SLICES_MAX {
             return false;
@@ -200,7 +194,8 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     fn close(&self, key: Key) {
         {
             let mut connections = self.connections.borrow_mut();
-            let Some(connection) = connections.get_mut(key).filter(|connection| connection.socket.is_some()) else {
+            let Some(connection) = connections.get_mut(key).filter(|connection| connection.stage.socket().is_some())
+            else {
                 return;
             };
             self.send_fire_and_forget_now(key, connection, true);
@@ -263,15 +258,16 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
             // The receive or poll in flight will report data and the end.
-            let is_quiet = connection.busy.as_ref().is_none_or(|busy| !busy.has_input()) && !connection.hung_up;
-            let is_polled = connection.in_flight.has(Op::Readable) && !connection.readable;
+            let is_quiet =
+                connection.busy.as_ref().is_none_or(|busy| !busy.has_input()) && !connection.readiness.has_hung_up();
+            let is_polled = connection.in_flight.has(Op::Readable) && !connection.readiness.is(Direction::Read);
             is_quiet && (connection.in_flight.has(Op::Recv) || is_polled)
         };
         !is_told && self.has_input(key)
     }
 
     fn is_full(&self, key: Key) -> bool {
-        self.connections.borrow_mut().get_mut(key).is_some_and(|connection| !connection.writable)
+        self.connections.borrow_mut().get_mut(key).is_some_and(|connection| !connection.readiness.is(Direction::Write))
     }
 
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -304,13 +300,13 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
             if max > buffer_bytes {
-                connection.expects = Expects::Bodies;
+                connection.mode.expect(Expects::Bodies);
             }
             // Data of the receive in flight comes first.
             if connection.in_flight.has(Op::Recv) {
                 // A body or a tunnel: received in pieces directly into its destination, when the reader asks.
                 if max > buffer_bytes
-                    && connection.receive == Receive::Multishot
+                    && connection.in_flight.receive() == Some(Receive::Multishot)
                     && connection.end_receive(Receive::Ending)
                 {
                     self.request_wanted(key, connection);
@@ -322,7 +318,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             }
             // Only one of the two may wait: an earlier wish that is not in flight yet is dropped.
             connection.wanted.remove(Op::Recv);
-            if connection.expects != Expects::Bodies && !connection.in_flight.has(Op::Readable) {
+            if connection.mode.expects() != Some(Expects::Bodies) && !connection.in_flight.has(Op::Readable) {
                 connection.wanted.remove(Op::Readable);
                 Op::Recv
             } else {
@@ -332,14 +328,13 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         self.attempt(key, cx, op, |connection| {
             let received = self.sockets.receive(connection.socket().as_fd(), into, max)?;
             if received > 0 {
-                connection.expects.note_received();
+                connection.mode.note_received();
             }
             // Everything that came fits a buffer: the next receive may use the ring again.
             if max <= buffer_bytes && received < max {
-                connection.expects = Expects::Messages;
+                connection.mode.expect(Expects::Messages);
             }
-            // As in the epoll driver.
-            connection.readable = received == max || received == 0 || connection.hung_up;
+            connection.readiness.note_received(received, max);
             Ok(received)
         })
     }
@@ -362,8 +357,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         self.attempt(key, cx, Op::Writable, |connection| {
             let (sent, asked) = self.sockets.send(connection.socket().as_fd(), out)?;
             out.consume(sent);
-            // A short send has filled the socket.
-            connection.writable = sent == asked || connection.hung_up;
+            connection.readiness.note_sent(sent == asked);
             Ok(sent)
         })
     }
@@ -371,10 +365,10 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     fn try_send(&self, key: Key, out: &mut Output, is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if connection.sending().is_some() || !connection.writable {
+        if connection.sending().is_some() || !connection.readiness.is(Direction::Write) {
             return Ok(0);
         }
-        if connection.is_on_ring {
+        if connection.mode.is_on_ring() {
             let length = out.len_bytes();
             let is_taken = !is_last && self.try_send_fire_and_forget(key, connection, out);
             return Ok(if is_taken { length } else { 0 });
@@ -384,18 +378,17 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         }
         let (sent, asked) = self.sockets.send_chunks_now(connection.socket().as_fd(), out, is_last)?;
         out.consume(sent);
-        // A short send has filled the socket.
-        connection.writable = sent == asked || connection.hung_up;
+        connection.readiness.note_sent(sent == asked);
         Ok(sent)
     }
 
     fn try_send_copy(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if connection.sending().is_some() || !connection.writable {
+        if connection.sending().is_some() || !connection.readiness.is(Direction::Write) {
             return Ok(0);
         }
-        if connection.is_on_ring {
+        if connection.mode.is_on_ring() {
             let is_taken = !is_last && self.try_send_copy_fire_and_forget(key, connection, bytes);
             return Ok(if is_taken { bytes.len() } else { 0 });
         }
@@ -403,8 +396,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             return Ok(0);
         }
         let sent = self.sockets.send_now(connection.socket().as_fd(), bytes, is_last)?;
-        // A short send has filled the socket.
-        connection.writable = sent == bytes.len() || connection.hung_up;
+        connection.readiness.note_sent(sent == bytes.len());
         Ok(sent)
     }
 
@@ -425,7 +417,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             let asked = length.min(SEND_MAX);
             let sent = self.sockets.sendfile(connection.socket().as_fd(), file, offset, asked)?;
             // Mostly the socket is full. If the file was truncated instead, the poll reports room at once.
-            connection.writable = sent == asked || connection.hung_up;
+            connection.readiness.note_sent(sent == asked);
             Ok(sent)
         })
     }
@@ -434,7 +426,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         self.attempt(key, cx, Op::Writable, |connection| match connection.take_error(false) {
             Some(errno) => Err(errno),
             // The kernel has reported room to send, and would have reported an error.
-            None if !connection.hung_up && !connection.has_failed_poll() => Ok(()),
+            None if !connection.readiness.has_hung_up() && !connection.has_failed_poll() => Ok(()),
             None => self.sockets.connect_result(connection.socket().as_fd()),
         })
     }
@@ -442,7 +434,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        if connection.hung_up {
+        if connection.readiness.has_hung_up() {
             return Poll::Ready(Ok(()));
         }
         if !connection.in_flight.has(Op::HungUp) {
@@ -457,7 +449,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     fn has_hung_up(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        connection.hung_up || self.sockets.has_hung_up(connection.socket().as_fd())
+        connection.readiness.has_hung_up() || self.sockets.has_hung_up(connection.socket().as_fd())
     }
 
     fn is_broken(&self, key: Key) -> bool {
@@ -525,7 +517,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     fn set_linger_reset(&self, key: Key) -> io::Result<()> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        connection.is_reset = true;
+        connection.change_stage(Stage::reset);
         self.send_fire_and_forget_now(key, connection, false);
         self.sockets.set_linger_reset(connection.socket().as_fd())
     }

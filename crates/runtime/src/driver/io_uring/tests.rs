@@ -6,8 +6,8 @@
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 
+use super::connection::InFlight;
 use super::ending::CLOSE_PAUSE;
-use super::operation::Ops;
 use super::*;
 
 /// `IORING_CQE_F_MORE`.
@@ -29,7 +29,7 @@ fn attach(driver: &IoUring) -> (Key, UnixStream) {
     near.set_nonblocking(true).unwrap();
     far.set_nonblocking(true).unwrap();
     let key = driver.attach(near.into(), Fresh::Connected);
-    with(driver, key, |connection| connection.is_on_ring = true);
+    with(driver, key, |connection| connection.mode = Mode::Ring(Expects::Messages));
     (key, far)
 }
 
@@ -119,14 +119,17 @@ fn no_completion_reaches_the_next_owner_of_a_slot() {
     driver.close(old);
     let (new, _new_peer) = attach(&driver);
     assert_eq!(old.index, new.index);
-    with(&driver, new, |connection| Op::ALL.into_iter().for_each(|op| connection.in_flight.add(op)));
+    with(&driver, new, |connection| {
+        connection.in_flight.arm(Receive::Single, 0);
+        Op::ALL.into_iter().filter(|op| *op != Op::Recv).for_each(|op| connection.in_flight.add(op));
+    });
     let state = || {
         let requests = driver.requests.borrow().len();
         with(&driver, new, |connection| {
-            let Connection { readable, writable, hung_up, expects, .. } = *connection;
+            let Connection { readiness, mode, .. } = *connection;
             let receive_error = connection.busy.as_ref().and_then(|busy| busy.receive_error);
             let in_flight = Op::ALL.map(|op| connection.in_flight.has(op));
-            (readable, writable, hung_up, expects, receive_error, in_flight, requests)
+            (readiness, mode, receive_error, in_flight, requests)
         })
     };
     let before = state();
@@ -140,6 +143,6 @@ fn no_completion_reaches_the_next_owner_of_a_slot() {
     let cancelled = user_data(KIND_CANCEL_OP, old);
     driver.handle_completion(&Completion { user_data: cancelled, result: -libc::ENOENT, flags: 0 });
     assert_eq!(state(), before);
-    with(&driver, new, |connection| connection.in_flight = Ops::default());
+    with(&driver, new, |connection| connection.in_flight = InFlight::default());
     driver.close(new);
 }
