@@ -3,15 +3,14 @@
 use std::io;
 use std::ops::Deref;
 
-use gale_runtime::{Buffer, Lease, Output};
+use gale_runtime::{Buffer, Lease};
 use rustls::CommonState;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic};
-use smallvec::SmallVec;
 
 use super::failure::TlsFailure;
-use super::stream::{BATCH_RECORDS, Record, Standing};
+use super::stream::{Outgoing, Progress, Reading, Standing};
 
 pub(super) enum Library {
     /// Gale is the server.
@@ -35,11 +34,9 @@ impl Deref for Library {
 pub(super) struct Step<'s> {
     /// Decrypted bytes that the reader has not taken yet.
     pub plain: &'s mut Buffer,
-    pub outgoing: &'s mut Output,
-    pub records: &'s mut SmallVec<[Record; BATCH_RECORDS]>,
-    pub is_ended: &'s mut bool,
-    /// `true` if some of the decrypted bytes are early data.
-    pub has_early: &'s mut bool,
+    pub outgoing: &'s mut Outgoing,
+    pub reading: &'s mut Reading,
+    pub progress: &'s mut Progress,
 }
 
 /// Result of a step.
@@ -205,7 +202,6 @@ impl Step<'_> {
                 let mut encoded = Vec::new();
                 encode(data, &mut encoded);
                 self.outgoing.append(&encoded).map_err(TlsFailure::of_socket).map_err(failed)?;
-                self.records.push(Record { left: encoded.len() as u32, plain: 0 });
                 None
             }
             ConnectionState::TransmitTlsData(data) => {
@@ -232,7 +228,7 @@ impl Step<'_> {
                 (delivered > 0).then_some(Standing::Open)
             }
             ConnectionState::PeerClosed => {
-                *self.is_ended = true;
+                *self.reading = Reading::Ended;
                 None
             }
             ConnectionState::Closed => Some(Standing::Ended),
@@ -240,7 +236,7 @@ impl Step<'_> {
             ConnectionState::WriteTraffic(_) => Some(Standing::Open),
             other => {
                 discard += of_one_side(other, self.plain).map_err(failed)?;
-                *self.has_early = true;
+                *self.progress = Progress::Early;
                 None
             }
         };

@@ -11,7 +11,7 @@
 //!
 //! The session is rustls' unbuffered one: it buffers no records, and an idle connection holds no memory but its keys. A
 //! connection begins unencrypted: with a PROXY protocol header, plain HTTP sent by mistake, or a handshake, which
-//! [`TlsStream::start`] begins.
+//! [`TlsStream::start`] begins. [`Stage`] and [`Hold`] are its states.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -82,10 +82,16 @@ const LIGHT_STEP: usize = 25;
 /// TLS connection over a socket.
 pub struct TlsStream {
     socket: Socket,
-    is_tls: Cell<bool>,
-    /// Closing resets the connection, so no close_notify may claim that everything was sent.
-    is_reset: Cell<bool>,
-    state: RefCell<State>,
+    hello: RefCell<Hello>,
+    stage: RefCell<Stage>,
+}
+
+/// What the client's first message says.
+#[derive(Default)]
+struct Hello {
+    server_name: Option<Box<[u8]>>,
+    /// The whole message, if variables need it.
+    message: Option<Box<ClientHello<'static>>>,
 }
 
 /// The socket below; taken out by [`TlsStream::into_idle`].
@@ -99,32 +105,83 @@ impl std::ops::Deref for Socket {
     }
 }
 
-#[derive(Default)]
+/// Stage of a connection.
+#[expect(clippy::large_enum_variant, reason = "nearly all connections are encrypted, and none moves")]
+enum Stage {
+    /// Unencrypted.
+    Clear,
+    /// The client has begun a handshake; its server is not ready yet, or has refused it.
+    Begun,
+    /// In the handshake or encrypted.
+    Tls(State),
+}
+
+/// State of a connection with a session.
 struct State {
-    session: Option<Box<Session>>,
-    /// Server name in the client's first message.
-    server_name: Option<Box<[u8]>>,
-    client_hello: Option<Box<ClientHello<'static>>>,
+    hold: Hold,
     incoming: Buffer,
     plain: Buffer,
-    outgoing: Output,
-    /// Records in `outgoing`.
+    outgoing: Outgoing,
+    window: Window,
+    progress: Progress,
+    reading: Reading,
+    farewell: Farewell,
+}
+
+/// The session, and where it is.
+enum Hold {
+    Here(Box<Session>),
+    /// On a pool thread, for a slow signature.
+    Signing(Pin<Box<PoolTask<Signed>>>),
+    /// Stopped, and kept for its properties.
+    Failed(Box<Session>, TlsFailure),
+    /// No pool thread could be started for it, or it was taken out ([`TlsStream::into_idle`]).
+    Gone,
+}
+
+/// Progress of the handshake.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    New,
+    /// The session has processed something, or has sent first.
+    Stepped,
+    /// The client has sent early data.
+    Early,
+}
+
+/// State of the peer's side.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    Open,
+    /// The peer has sent close_notify, or the client has shut down its side.
+    Ended,
+    /// The server closed the connection without close_notify.
+    CutShort,
+}
+
+/// State of our close_notify.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Farewell {
+    Due,
+    Encoded,
+    /// Closing resets the connection, so no close_notify may claim that everything was sent.
+    Withheld,
+}
+
+/// Records on their way to the socket.
+#[derive(Default)]
+pub(super) struct Outgoing {
+    bytes: Output,
+    /// Records in `bytes`.
     records: SmallVec<[Record; BATCH_RECORDS]>,
+}
+
+/// Estimate of the congestion window, which decides the size of records.
+#[derive(Default)]
+struct Window {
     /// Bytes sent since the last pause.
     sent_bytes: usize,
     last_sent: Option<Moment>,
-    /// The session has processed something, or has sent first.
-    has_stepped: bool,
-    /// The client has sent early data.
-    has_early: bool,
-    /// The client has sent close_notify or has shut down its side.
-    is_ended: bool,
-    /// The server closed the connection without close_notify.
-    is_cut_short: bool,
-    is_closed: bool,
-    failure: Option<TlsFailure>,
-    /// The session, while it is on a pool thread for a slow signature.
-    signing: Option<Pin<Box<PoolTask<Signed>>>>,
 }
 
 /// Session returned from a pool thread.
@@ -153,13 +210,13 @@ struct Session {
 /// Session without its socket, between two requests to a server; it may move to another thread.
 pub struct IdleTls(Box<Session>);
 
-/// A record in `outgoing`.
+/// A record in [`Outgoing`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Record {
+struct Record {
     /// Bytes that have not left.
-    pub left: u32,
+    left: u32,
     /// Application bytes in the record.
-    pub plain: u32,
+    plain: u32,
 }
 
 /// State of the session.
@@ -177,7 +234,7 @@ impl TlsStream {
     /// A connection on which nothing has been received yet.
     pub fn new(socket: Stream) -> TlsStream {
         let socket = Socket(Some(socket));
-        TlsStream { socket, is_tls: Cell::new(false), is_reset: Cell::new(false), state: RefCell::default() }
+        TlsStream { socket, hello: RefCell::default(), stage: RefCell::new(Stage::Clear) }
     }
 
     /// Client side of a connection to the server of this name, before the handshake.
@@ -198,10 +255,8 @@ impl TlsStream {
 
     /// Puts a session back on its socket.
     pub fn from_idle(socket: Stream, session: IdleTls) -> TlsStream {
-        let stream = TlsStream::new(socket);
-        stream.state.borrow_mut().session = Some(session.0);
-        stream.is_tls.set(true);
-        stream
+        let socket = Socket(Some(socket));
+        TlsStream { socket, hello: RefCell::default(), stage: RefCell::new(Stage::Tls(State::new(session.0))) }
     }
 
     /// Takes an idle connection apart. One that is not idle is closed, and the result is `None`.
@@ -209,23 +264,26 @@ impl TlsStream {
         if !self.is_idle() {
             return None;
         }
-        let state = self.state.get_mut();
+        let Stage::Tls(state) = self.stage.get_mut() else { return None };
         if !state.incoming.is_empty() || !state.outgoing.is_empty() {
             return None;
         }
-        let session = state.session.take()?;
         // Without a session, dropping sends no close_notify.
-        self.is_tls.set(false);
+        let Hold::Here(session) = std::mem::replace(&mut state.hold, Hold::Gone) else { return None };
         Some((self.socket.0.take()?, IdleTls(session)))
     }
 
     /// `true` if nothing has been received but tickets and KeyUpdates. Makes a system call only if something has been
     /// received.
     pub fn is_idle(&self) -> bool {
-        let state = &mut *self.state.borrow_mut();
+        let Stage::Tls(state) = &mut *self.stage.borrow_mut() else { return false };
         for _ in 0..IDLE_ROUNDS_MAX {
             let stands = matches!(state.advance(), Ok(Standing::Open));
-            if !stands || state.is_ended || !state.plain.is_empty() || self.send_control(state).is_err() {
+            if !stands
+                || state.reading == Reading::Ended
+                || !state.plain.is_empty()
+                || self.send_control(state).is_err()
+            {
                 return false;
             }
             if self.socket.is_idle() {
@@ -248,7 +306,7 @@ impl TlsStream {
 
     /// `true` once a handshake has begun.
     pub fn is_tls(&self) -> bool {
-        self.is_tls.get()
+        !matches!(*self.stage.borrow(), Stage::Clear)
     }
 
     /// Begins the handshake with the settings of `server`. `received` are the bytes received so far, `server_name` is
@@ -265,41 +323,40 @@ impl TlsStream {
     ) -> Result<(), TlsFailure> {
         let config = Arc::clone(server.config(http2));
         let library = UnbufferedServerConnection::new(config).map_err(TlsFailure::of)?;
-        let mut state = self.state.borrow_mut();
-        state.session = Some(Box::new(Session {
+        let mut state = State::new(Box::new(Session {
             library: Library::Server(library),
             record_bytes: server.record_bytes(),
             signs_slowly: server.signs_slowly(),
             server: Some(Arc::clone(server)),
             verdict: Cell::new(None),
         }));
-        state.server_name = server_name.map(Box::from);
         state.incoming = received;
-        self.is_tls.set(true);
+        self.hello.borrow_mut().server_name = server_name.map(Box::from);
+        self.stage.replace(Stage::Tls(state));
         Ok(())
     }
 
     /// Overrides the verdict on the client's certificate.
     pub fn set_verdict(&self, verdict: Verdict) {
-        if let Some(session) = &self.state.borrow().session {
+        if let Some(session) = self.stage.borrow().session() {
             session.verdict.set(Some(verdict));
         }
     }
 
     /// Keeps the client's first message for variables.
     pub fn keep_client_hello(&self, hello: ClientHello<'_>) {
-        self.state.borrow_mut().client_hello = Some(Box::new(hello.into_owned()));
+        self.hello.borrow_mut().message = Some(Box::new(hello.into_owned()));
     }
 
     /// The client's first message, if it was kept.
     pub fn client_hello<T>(&self, ask: impl FnOnce(&ClientHello<'static>) -> T) -> Option<T> {
-        self.state.borrow().client_hello.as_deref().map(ask)
+        self.hello.borrow().message.as_deref().map(ask)
     }
 
     /// Stores the client's SNI before the server is chosen.
     pub fn note_server_name(&self, server_name: Option<&[u8]>) {
-        self.state.borrow_mut().server_name = server_name.map(Box::from);
-        self.is_tls.set(true);
+        self.hello.borrow_mut().server_name = server_name.map(Box::from);
+        self.stage.replace(Stage::Begun);
     }
 
     /// Refuses a client without TLSv1.2 or newer, in its own version (`version`), before there is a session: the
@@ -313,7 +370,7 @@ impl TlsStream {
 
     /// The client's SNI, once known.
     pub fn server_name(&self) -> Option<Box<[u8]>> {
-        self.state.borrow().server_name.clone()
+        self.hello.borrow().server_name.clone()
     }
 
     /// Completes the handshake; ready when its last message was given to the socket.
@@ -321,33 +378,35 @@ impl TlsStream {
     /// # Errors
     /// Why it failed. An alert was sent if possible.
     pub fn poll_handshake(&self, context: &mut Context<'_>) -> Poll<Result<(), TlsFailure>> {
-        let state = &mut *self.state.borrow_mut();
+        let Stage::Tls(state) = &mut *self.stage.borrow_mut() else { return Poll::Ready(Err(TlsFailure::Closed)) };
         loop {
             if let Err(failure) = ready!(state.poll_signing(context)) {
-                let _ = self.socket.try_send(&mut state.outgoing, false);
+                let _ = self.socket.try_send(&mut state.outgoing.bytes, false);
                 return Poll::Ready(Err(failure));
             }
             let micros = state.step_micros();
             ready!(poll_units(context, MICROSECOND, micros));
             charge_units(MICROSECOND, micros);
-            state.has_stepped = true;
+            state.progress.note_step();
             let standing = match state.advance() {
                 Ok(standing) => standing,
                 Err(failure) => {
                     // If the alert cannot be sent at once, the client only sees the connection close.
-                    let _ = self.socket.try_send(&mut state.outgoing, false);
+                    let _ = self.socket.try_send(&mut state.outgoing.bytes, false);
                     return Poll::Ready(Err(failure));
                 }
             };
             while !state.outgoing.is_empty() {
-                match ready!(self.socket.poll_send(context, &mut state.outgoing)) {
-                    Ok(count) => drop(state.note_left(count)),
+                match ready!(self.socket.poll_send(context, &mut state.outgoing.bytes)) {
+                    Ok(count) => drop(state.outgoing.note_left(count)),
                     Err(error) => return Poll::Ready(Err(TlsFailure::of_socket(error))),
                 }
             }
             match standing {
                 // Early data is answered before the handshake ends; otherwise its end is awaited.
-                Standing::Open if state.has_early || !state.is_handshaking() => return Poll::Ready(Ok(())),
+                Standing::Open if state.progress == Progress::Early || !state.is_handshaking() => {
+                    return Poll::Ready(Ok(()));
+                }
                 Standing::Ended => return Poll::Ready(Err(TlsFailure::Closed)),
                 Standing::Open | Standing::Handshake => {}
             }
@@ -361,22 +420,23 @@ impl TlsStream {
 
     /// See [`Stream::poll_recv`]. Errors also include those of records.
     pub fn poll_recv(&self, context: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
-        if !self.is_tls.get() {
-            return self.socket.poll_recv(context, into, max);
-        }
-        let state = &mut *self.state.borrow_mut();
+        let stage = &mut *self.stage.borrow_mut();
+        let state = match stage {
+            Stage::Clear => return self.socket.poll_recv(context, into, max),
+            Stage::Begun => return self.poll_recv_end(context),
+            Stage::Tls(state) => state,
+        };
         loop {
             if !state.plain.is_empty() {
                 return Poll::Ready(state.take_plain(into, max));
             }
-            if state.is_cut_short {
-                return Poll::Ready(Err(TlsFailure::CutShort.into()));
-            }
-            if state.is_ended {
-                return Poll::Ready(Ok(0));
+            match state.reading {
+                Reading::Open => {}
+                Reading::Ended => return Poll::Ready(Ok(0)),
+                Reading::CutShort => return Poll::Ready(Err(TlsFailure::CutShort.into())),
             }
             // Sending may have detected a failure.
-            if let Some(failure) = &state.failure {
+            if let Hold::Failed(_, failure) = &state.hold {
                 return Poll::Ready(Err(failure.clone().into()));
             }
             if !state.incoming.is_empty() {
@@ -390,26 +450,31 @@ impl TlsStream {
                     Ok((_, count)) => return Poll::Ready(Ok(count)),
                     Err(failure) => return Poll::Ready(Err(failure.into())),
                 }
-                if !state.plain.is_empty() || state.is_ended {
+                if !state.plain.is_empty() || state.reading == Reading::Ended {
                     continue;
                 }
             }
             match ready!(self.socket.poll_recv(context, &mut state.incoming, RECEIVE_BYTES)) {
                 // End without close_notify. A request shows by itself whether it is complete; not every response does.
-                Ok(0) if state.is_client() => state.is_cut_short = true,
-                Ok(0) => state.is_ended = true,
+                Ok(0) if state.is_client() => state.reading = Reading::CutShort,
+                Ok(0) => state.reading = Reading::Ended,
                 Ok(_) => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
     }
 
+    /// Receives until the peer's end, before there is a session: any data is an error.
+    fn poll_recv_end(&self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        match ready!(self.socket.poll_recv(context, &mut Buffer::new(), RECEIVE_BYTES)) {
+            Ok(1..) => Poll::Ready(Err(TlsFailure::Closed.into())),
+            ended => Poll::Ready(ended),
+        }
+    }
+
     /// See [`Stream::put_back`].
     pub fn put_back(&self, mut bytes: Buffer) {
-        if !self.is_tls.get() {
-            return self.socket.put_back(bytes);
-        }
-        let state = &mut *self.state.borrow_mut();
+        let Stage::Tls(state) = &mut *self.stage.borrow_mut() else { return self.socket.put_back(bytes) };
         if state.plain.is_empty() || bytes.append(state.plain.readable()).is_ok() {
             state.plain = bytes;
         }
@@ -417,28 +482,31 @@ impl TlsStream {
 
     /// Sends the session's own messages, if no application data is queued.
     fn send_control(&self, state: &mut State) -> io::Result<()> {
-        if state.outgoing.is_empty() || state.records.iter().any(|record| record.plain > 0) {
+        if state.outgoing.is_empty() || state.outgoing.has_data() {
             return Ok(());
         }
-        let sent = self.socket.try_send(&mut state.outgoing, false)?;
-        state.note_left(sent);
+        let sent = self.socket.try_send(&mut state.outgoing.bytes, false)?;
+        state.outgoing.note_left(sent);
         Ok(())
     }
 
     /// See [`Stream::poll_send`]. Unsent bytes are still at the front of `out` at the next call.
     pub fn poll_send(&self, context: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
-        if !self.is_tls.get() {
-            return self.socket.poll_send(context, out);
-        }
-        let state = &mut *self.state.borrow_mut();
+        let stage = &mut *self.stage.borrow_mut();
+        let state = match stage {
+            Stage::Clear => return self.socket.poll_send(context, out),
+            Stage::Begun if out.is_empty() => return Poll::Ready(Ok(0)),
+            Stage::Begun => return Poll::Ready(Err(TlsFailure::Closed.into())),
+            Stage::Tls(state) => state,
+        };
         loop {
             while !state.outgoing.is_empty() {
-                state.outgoing.set_more_follows(out.more_follows());
-                let sent = match ready!(self.socket.poll_send(context, &mut state.outgoing)) {
+                state.outgoing.bytes.set_more_follows(out.more_follows());
+                let sent = match ready!(self.socket.poll_send(context, &mut state.outgoing.bytes)) {
                     Ok(sent) => sent,
                     Err(error) => return Poll::Ready(Err(error)),
                 };
-                let plain = state.note_left(sent);
+                let plain = state.outgoing.note_left(sent);
                 if plain > 0 {
                     out.consume(plain);
                     return Poll::Ready(Ok(plain));
@@ -454,10 +522,13 @@ impl TlsStream {
 
     /// See [`Stream::try_send`].
     pub fn try_send(&self, out: &mut Output, is_last: bool) -> io::Result<usize> {
-        if !self.is_tls.get() {
-            return self.socket.try_send(out, is_last);
-        }
-        let state = &mut *self.state.borrow_mut();
+        let stage = &mut *self.stage.borrow_mut();
+        let state = match stage {
+            Stage::Clear => return self.socket.try_send(out, is_last),
+            Stage::Begun if out.is_empty() => return Ok(0),
+            Stage::Begun => return Err(TlsFailure::Closed.into()),
+            Stage::Tls(state) => state,
+        };
         if !state.outgoing.is_empty() || out.is_empty() {
             return Ok(0);
         }
@@ -466,18 +537,21 @@ impl TlsStream {
         if is_last {
             state.close()?;
         }
-        let sent = self.socket.try_send(&mut state.outgoing, is_last)?;
-        let plain = state.note_left(sent);
+        let sent = self.socket.try_send(&mut state.outgoing.bytes, is_last)?;
+        let plain = state.outgoing.note_left(sent);
         out.consume(plain);
         Ok(plain)
     }
 
     /// See [`Stream::try_send_copy`]. Unsent bytes have to be passed to [`TlsStream::poll_send`] before any others.
     pub fn try_send_copy(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
-        if !self.is_tls.get() {
-            return self.socket.try_send_copy(bytes, is_last);
-        }
-        let state = &mut *self.state.borrow_mut();
+        let stage = &mut *self.stage.borrow_mut();
+        let state = match stage {
+            Stage::Clear => return self.socket.try_send_copy(bytes, is_last),
+            Stage::Begun if bytes.is_empty() => return Ok(0),
+            Stage::Begun => return Err(TlsFailure::Closed.into()),
+            Stage::Tls(state) => state,
+        };
         if !state.outgoing.is_empty() || bytes.is_empty() {
             return Ok(0);
         }
@@ -491,8 +565,8 @@ impl TlsStream {
         if is_last {
             state.close()?;
         }
-        let sent = self.socket.try_send(&mut state.outgoing, is_last)?;
-        Ok(state.note_left(sent))
+        let sent = self.socket.try_send(&mut state.outgoing.bytes, is_last)?;
+        Ok(state.outgoing.note_left(sent))
     }
 
     /// Sends close_notify; ready when the kernel has taken it.
@@ -500,10 +574,11 @@ impl TlsStream {
     /// # Errors
     /// Errors of the connection or the session.
     pub fn poll_goodbye(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.is_tls.get() {
-            return Poll::Ready(Ok(()));
+        match &mut *self.stage.borrow_mut() {
+            Stage::Clear => return Poll::Ready(Ok(())),
+            Stage::Begun => {}
+            Stage::Tls(state) => state.close()?,
         }
-        self.state.borrow_mut().close()?;
         self.poll_send(context, &mut Output::new()).map_ok(drop)
     }
 
@@ -515,81 +590,131 @@ impl TlsStream {
 
     /// See [`Stream::set_linger_reset`].
     pub fn set_linger_reset(&self) -> io::Result<()> {
-        self.is_reset.set(true);
+        if let Stage::Tls(state) = &mut *self.stage.borrow_mut() {
+            state.farewell = Farewell::Withheld;
+        }
         self.socket.set_linger_reset()
     }
 
     /// See [`Stream::has_unread`].
     pub fn has_unread(&self) -> bool {
-        let state = self.state.borrow();
-        !state.plain.is_empty() || !state.incoming.is_empty() || self.socket.has_unread()
+        let has_received = match &*self.stage.borrow() {
+            Stage::Tls(state) => !state.plain.is_empty() || !state.incoming.is_empty(),
+            Stage::Clear | Stage::Begun => false,
+        };
+        has_received || self.socket.has_unread()
     }
 
     /// Sends close_notify, unless data that was encrypted has not left.
     fn say_goodbye(&self) {
-        let Ok(mut state) = self.state.try_borrow_mut() else { return };
-        let is_cut_short = state.records.iter().any(|record| record.plain > 0);
-        if self.is_reset.get() || is_cut_short || state.close().is_err() || state.outgoing.is_empty() {
+        let Ok(mut stage) = self.stage.try_borrow_mut() else { return };
+        let Stage::Tls(state) = &mut *stage else { return };
+        let is_withheld = state.farewell == Farewell::Withheld || state.outgoing.has_data();
+        if is_withheld || state.close().is_err() || state.outgoing.is_empty() {
             return;
         }
         // If close_notify cannot be sent at once, the client only sees the connection close.
-        if let Ok(sent) = self.socket.try_send(&mut state.outgoing, false) {
-            state.note_left(sent);
+        if let Ok(sent) = self.socket.try_send(&mut state.outgoing.bytes, false) {
+            state.outgoing.note_left(sent);
         }
     }
 
     /// `true` if a completed handshake resumed a session.
     pub fn is_resumed(&self) -> bool {
-        let state = self.state.borrow();
-        state.session.as_ref().is_some_and(|session| session.library.handshake_kind() == Some(HandshakeKind::Resumed))
+        let stage = self.stage.borrow();
+        stage.session().is_some_and(|session| session.library.handshake_kind() == Some(HandshakeKind::Resumed))
     }
 
     /// Properties of a client's session; `None` without TLS, during the handshake and on the client side.
     pub fn details<T>(&self, ask: impl FnOnce(&TlsDetails<'_>) -> T) -> Option<T> {
-        let state = self.state.borrow();
-        let session = state.session.as_ref().filter(|_| state.has_early || !state.is_handshaking())?;
+        let stage = self.stage.borrow();
+        let Stage::Tls(state) = &*stage else { return None };
+        let session = state.hold.session()?;
+        let (has_early, is_handshaking) = (state.progress == Progress::Early, session.library.is_handshaking());
+        if is_handshaking && !has_early {
+            return None;
+        }
         let server = session.server.as_ref()?;
-        let is_early = state.has_early && state.is_handshaking();
-        Some(ask(&TlsDetails { session, server, is_early, server_name: state.server_name.as_deref() }))
+        let hello = self.hello.borrow();
+        let server_name = hello.server_name.as_deref();
+        Some(ask(&TlsDetails { session, server, is_early: has_early && is_handshaking, server_name }))
     }
 }
 
 impl Drop for TlsStream {
     fn drop(&mut self) {
-        if self.is_tls.get() && !std::thread::panicking() {
+        if !std::thread::panicking() {
             self.say_goodbye();
         }
     }
 }
 
+impl Stage {
+    fn session(&self) -> Option<&Session> {
+        match self {
+            Stage::Tls(state) => state.hold.session(),
+            Stage::Clear | Stage::Begun => None,
+        }
+    }
+}
+
+impl Hold {
+    /// The session, unless a pool thread has it.
+    fn session(&self) -> Option<&Session> {
+        match self {
+            Hold::Here(session) | Hold::Failed(session, _) => Some(session),
+            Hold::Signing(_) | Hold::Gone => None,
+        }
+    }
+}
+
+impl Progress {
+    fn note_step(&mut self) {
+        if *self == Progress::New {
+            *self = Progress::Stepped;
+        }
+    }
+}
+
 impl State {
+    fn new(session: Box<Session>) -> State {
+        State {
+            hold: Hold::Here(session),
+            incoming: Buffer::new(),
+            plain: Buffer::new(),
+            outgoing: Outgoing::default(),
+            window: Window::default(),
+            progress: Progress::New,
+            reading: Reading::Open,
+            farewell: Farewell::Due,
+        }
+    }
+
     /// Ready when no slow handshake step is pending. A signature with a long RSA key takes milliseconds, so the whole
     /// session moves to a thread of the default pool for that step.
     fn poll_signing(&mut self, context: &mut Context<'_>) -> Poll<Result<(), TlsFailure>> {
         let is_slow = |session: &Session| session.signs_slowly && session.library.is_handshaking();
-        if self.signing.is_none()
-            && !self.incoming.is_empty()
-            && let Some(mut session) = self.session.take_if(|session| is_slow(session))
-        {
-            let mut incoming = self.incoming.readable().to_vec();
-            self.signing = Some(Box::pin(default_pool().run(move || {
-                let mut encoded = Vec::new();
-                let stepped = session.library.step_slowly(&mut incoming, &mut encoded);
-                Signed { session, incoming, encoded, stepped }
-            })));
-        }
-        let Some(signing) = &mut self.signing else { return Poll::Ready(Ok(())) };
+        self.hold = match std::mem::replace(&mut self.hold, Hold::Gone) {
+            Hold::Here(mut session) if !self.incoming.is_empty() && is_slow(&session) => {
+                let mut incoming = self.incoming.readable().to_vec();
+                Hold::Signing(Box::pin(default_pool().run(move || {
+                    let mut encoded = Vec::new();
+                    let stepped = session.library.step_slowly(&mut incoming, &mut encoded);
+                    Signed { session, incoming, encoded, stepped }
+                })))
+            }
+            other => other,
+        };
+        let Hold::Signing(signing) = &mut self.hold else { return Poll::Ready(Ok(())) };
         let signed = ready!(signing.as_mut().poll(context));
-        self.signing = None;
-        // Without a thread the session is lost.
+        self.hold = Hold::Gone;
         let Signed { session, incoming, encoded, stepped } = signed
             .map_err(|error| TlsFailure::of_socket(io::Error::new(io::ErrorKind::OutOfMemory, error.to_string())))?;
-        self.session = Some(session);
-        self.has_stepped = true;
+        self.hold = Hold::Here(session);
+        self.progress.note_step();
         self.incoming.readable_mut().copy_from_slice(&incoming);
         if !encoded.is_empty() {
             self.outgoing.append(&encoded).map_err(TlsFailure::of_socket)?;
-            self.records.push(Record { left: encoded.len() as u32, plain: 0 });
         }
         let (discard, failure) = match stepped {
             Ok(discard) => (discard, None),
@@ -607,9 +732,9 @@ impl State {
 
     /// Estimated cost of the next handshake step: see [`HEAVY_STEP`].
     fn step_micros(&self) -> usize {
-        let Some(session) = &self.session else { return 0 };
+        let Hold::Here(session) = &self.hold else { return 0 };
         match &session.server {
-            _ if !self.has_stepped => HEAVY_STEP,
+            _ if self.progress == Progress::New => HEAVY_STEP,
             _ if self.incoming.is_empty() => 0,
             // TLSv1.2 agrees on keys in the last step, as does TLSv1.3 after a HelloRetryRequest.
             Some(server) => {
@@ -624,17 +749,22 @@ impl State {
 
     /// Records a failure: the session stops and the peer gets an alert.
     fn fail(&mut self, failure: &TlsFailure) {
-        self.failure = Some(failure.clone());
-        self.encode_alerts();
+        self.hold = match std::mem::replace(&mut self.hold, Hold::Gone) {
+            Hold::Here(mut session) => {
+                self.outgoing.push_alerts(&mut session.library, &mut self.incoming);
+                Hold::Failed(session, failure.clone())
+            }
+            other => other,
+        };
         self.incoming.clear();
     }
 
     fn is_handshaking(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.library.is_handshaking())
+        self.hold.session().is_some_and(|session| session.library.is_handshaking())
     }
 
     fn is_client(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.server.is_none())
+        self.hold.session().is_some_and(|session| session.server.is_none())
     }
 
     /// Processes received bytes. Decrypted data waits in `plain`.
@@ -645,7 +775,7 @@ impl State {
     /// As [`State::advance`], but puts the first decrypted piece into the reader's buffer, as far as there is room, and
     /// returns its length. Stops after that piece.
     fn advance_for(&mut self, mut reader: Option<(&mut Buffer, usize)>) -> Result<(Standing, usize), TlsFailure> {
-        if let Some(failure) = &self.failure {
+        if let Hold::Failed(_, failure) = &self.hold {
             return Err(failure.clone());
         }
         let advanced = self.process(&mut reader);
@@ -657,13 +787,12 @@ impl State {
 
     fn process(&mut self, reader: &mut Option<(&mut Buffer, usize)>) -> Result<(Standing, usize), TlsFailure> {
         loop {
-            let Some(session) = &mut self.session else { return Err(TlsFailure::Closed) };
+            let Hold::Here(session) = &mut self.hold else { return Err(TlsFailure::Closed) };
             let step = Step {
                 plain: &mut self.plain,
                 outgoing: &mut self.outgoing,
-                records: &mut self.records,
-                is_ended: &mut self.is_ended,
-                has_early: &mut self.has_early,
+                reading: &mut self.reading,
+                progress: &mut self.progress,
             };
             let stepped = session.library.step(self.incoming.readable_mut(), step, reader);
             let Stepped { discard, standing, delivered } = match stepped {
@@ -683,20 +812,6 @@ impl State {
         }
     }
 
-    /// Encodes alerts after a failure. The library must not process further records: it does not while it has something
-    /// to send, but it relies on seeing the records that it has seen before.
-    fn encode_alerts(&mut self) {
-        let Some(session) = &mut self.session else { return };
-        while session.library.wants_write() {
-            let mut alert = [0; 256];
-            let Some(count) = session.library.encode_alert(self.incoming.readable_mut(), &mut alert) else { return };
-            if self.outgoing.append(&alert[..count]).is_err() {
-                return;
-            }
-            self.records.push(Record { left: count as u32, plain: 0 });
-        }
-    }
-
     fn take_plain(&mut self, into: &mut Buffer, max: usize) -> io::Result<usize> {
         if into.is_empty() && self.plain.len() <= max {
             *into = std::mem::take(&mut self.plain);
@@ -708,32 +823,10 @@ impl State {
         Ok(count)
     }
 
-    /// Notes that bytes of `outgoing` have left; returns how many application bytes they contained.
-    fn note_left(&mut self, mut count: usize) -> usize {
-        let (mut plain, mut done) = (0, 0);
-        for record in &mut self.records {
-            let left = count.min(record.left as usize);
-            record.left -= left as u32;
-            count -= left;
-            if record.left > 0 {
-                break;
-            }
-            plain += record.plain as usize;
-            done += 1;
-        }
-        self.records.drain(..done);
-        plain
-    }
-
     /// Largest contents of a record at this time.
     fn record_bytes(&mut self) -> usize {
-        let Some(session) = &self.session else { return FIRST_RECORD_BYTES };
-        let now = gale_runtime::now();
-        if self.last_sent.replace(now).is_none_or(|last| now.since(last) > PAUSE) {
-            self.sent_bytes = 0;
-        }
-        let largest = session.record_bytes;
-        if self.sent_bytes < FIRST_BYTES { largest.min(FIRST_RECORD_BYTES) } else { largest }
+        let Hold::Here(session) = &self.hold else { return FIRST_RECORD_BYTES };
+        self.window.record_bytes(session.record_bytes)
     }
 
     /// Encrypts the beginning of `out`, which stays there, and appends it to `outgoing`. Returns the length.
@@ -790,23 +883,20 @@ impl State {
     /// Encrypts one record.
     fn encrypt(&mut self, plain: &[u8]) -> io::Result<()> {
         let record = self.write(plain.len() + RECORD_OVERHEAD, Writing::Plain(plain))?;
-        self.records.push(Record { left: record.len() as u32, plain: plain.len() as u32 });
-        self.sent_bytes = self.sent_bytes.saturating_add(plain.len());
-        self.outgoing.push(record.freeze());
+        self.window.sent_bytes = self.window.sent_bytes.saturating_add(plain.len());
+        self.outgoing.push(record, plain.len());
         Ok(())
     }
 
     /// Encodes close_notify, once.
     fn close(&mut self) -> io::Result<()> {
-        if self.session.as_ref().is_none_or(|session| session.library.is_handshaking())
-            || self.failure.is_some()
-            || std::mem::replace(&mut self.is_closed, true)
-        {
+        let Hold::Here(session) = &self.hold else { return Ok(()) };
+        if session.library.is_handshaking() || self.farewell != Farewell::Due {
             return Ok(());
         }
+        self.farewell = Farewell::Encoded;
         let alert = self.write(RECORD_OVERHEAD, Writing::CloseNotify)?;
-        self.records.push(Record { left: alert.len() as u32, plain: 0 });
-        self.outgoing.push(alert.freeze());
+        self.outgoing.push(alert, 0);
         Ok(())
     }
 
@@ -816,10 +906,74 @@ impl State {
         if self.advance()? != Standing::Open {
             return Err(TlsFailure::Closed.into());
         }
-        let Some(session) = &mut self.session else { return Err(TlsFailure::Closed.into()) };
+        let Hold::Here(session) = &mut self.hold else { return Err(TlsFailure::Closed.into()) };
         let (discard, record) = session.library.write(self.incoming.readable_mut(), size, writing)?;
         self.incoming.consume(discard);
         Ok(record)
+    }
+}
+
+impl Outgoing {
+    fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// `true` if application data is queued.
+    fn has_data(&self) -> bool {
+        self.records.iter().any(|record| record.plain > 0)
+    }
+
+    /// Appends messages of the session.
+    pub(super) fn append(&mut self, messages: &[u8]) -> io::Result<()> {
+        self.bytes.append(messages)?;
+        self.records.push(Record { left: messages.len() as u32, plain: 0 });
+        Ok(())
+    }
+
+    /// Appends a record with this number of application bytes.
+    fn push(&mut self, record: Lease, plain: usize) {
+        self.records.push(Record { left: record.len() as u32, plain: plain as u32 });
+        self.bytes.push(record.freeze());
+    }
+
+    /// Encodes alerts after a failure. The library must not process further records: it does not while it has something
+    /// to send, but it relies on seeing the records that it has seen before.
+    fn push_alerts(&mut self, library: &mut Library, incoming: &mut Buffer) {
+        while library.wants_write() {
+            let mut alert = [0; 256];
+            let Some(count) = library.encode_alert(incoming.readable_mut(), &mut alert) else { return };
+            if self.append(&alert[..count]).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Notes that bytes have left; returns how many application bytes they contained.
+    fn note_left(&mut self, mut count: usize) -> usize {
+        let (mut plain, mut done) = (0, 0);
+        for record in &mut self.records {
+            let left = count.min(record.left as usize);
+            record.left -= left as u32;
+            count -= left;
+            if record.left > 0 {
+                break;
+            }
+            plain += record.plain as usize;
+            done += 1;
+        }
+        self.records.drain(..done);
+        plain
+    }
+}
+
+impl Window {
+    /// Largest contents of a record at this time, if it is `largest` in a grown window.
+    fn record_bytes(&mut self, largest: usize) -> usize {
+        let now = gale_runtime::now();
+        if self.last_sent.replace(now).is_none_or(|last| now.since(last) > PAUSE) {
+            self.sent_bytes = 0;
+        }
+        if self.sent_bytes < FIRST_BYTES { largest.min(FIRST_RECORD_BYTES) } else { largest }
     }
 }
 
@@ -930,7 +1084,7 @@ mod tests {
         let library = Library::Server(UnbufferedServerConnection::new(Arc::clone(server.config(false))).unwrap());
         let (record_bytes, server) = (server.record_bytes(), Some(server));
         let session = Session { library, record_bytes, signs_slowly: false, server, verdict: Cell::new(None) };
-        (State { session: Some(Box::new(session)), ..State::default() }, client)
+        (State::new(Box::new(session)), client)
     }
 
     /// Passes bytes to the tested side in pieces of this size, with one byte changed if its place is among them.
@@ -978,10 +1132,9 @@ mod tests {
                 client.write_tls(&mut bytes).unwrap();
             }
             sent += carry(&mut state, bytes, piece, change.map(|(place, value)| (place.wrapping_sub(sent), value)))?;
-            let answer: Vec<u8> = state.outgoing.chunks().flatten().copied().collect();
+            let answer: Vec<u8> = state.outgoing.bytes.chunks().flatten().copied().collect();
             let length = answer.len();
-            state.outgoing.clear();
-            state.records.clear();
+            state.outgoing = Outgoing::default();
             if client.read_tls(&mut &answer[..]).is_err() || client.process_new_packets().is_err() {
                 break;
             }
@@ -1004,13 +1157,12 @@ mod tests {
         let library = Library::Client(rustls::client::UnbufferedClientConnection::new(client, name).unwrap());
         let verdict = Cell::new(None);
         let session = Session { library, record_bytes: RECORD_BYTES_MAX, signs_slowly: false, server: None, verdict };
-        let mut state = State { session: Some(Box::new(session)), ..State::default() };
+        let mut state = State::new(Box::new(session));
         state.advance()?;
         let (mut sent, mut has_answered) = (0, false);
         for _ in 0..20 {
-            let asked: Vec<u8> = state.outgoing.chunks().flatten().copied().collect();
-            state.outgoing.clear();
-            state.records.clear();
+            let asked: Vec<u8> = state.outgoing.bytes.chunks().flatten().copied().collect();
+            state.outgoing = Outgoing::default();
             if server.read_tls(&mut &asked[..]).is_err() || server.process_new_packets().is_err() {
                 break;
             }
@@ -1088,7 +1240,11 @@ mod tests {
                 let stream = Rc::clone(stream);
                 spawn(async move { drop(poll_fn(|context| stream.poll_handshake(context)).await) });
             }
-            let answered = Rc::new(move || streams.iter().filter(|stream| stream.state.borrow().has_stepped).count());
+            let has_stepped = |stream: &Rc<TlsStream>| match &*stream.stage.borrow() {
+                Stage::Tls(state) => state.progress != Progress::New,
+                Stage::Clear | Stage::Begun => false,
+            };
+            let answered = Rc::new(move || streams.iter().filter(|stream| has_stepped(stream)).count());
             let before_quiet = Rc::new(Cell::new(usize::MAX));
             let (quiet, seen) = (Rc::clone(&before_quiet), Rc::clone(&answered));
             spawn(async move { quiet.set(seen()) });
@@ -1103,12 +1259,12 @@ mod tests {
 
     #[test]
     fn what_has_left_counts_when_its_record_has() {
-        let mut state = State::default();
+        let mut outgoing = Outgoing::default();
         for (left, plain) in [(100, 0), (50, 30), (40, 20), (10, 0)] {
-            state.records.push(Record { left, plain });
+            outgoing.records.push(Record { left, plain });
         }
-        assert_eq!([state.note_left(99), state.note_left(50), state.note_left(1)], [0, 0, 30]);
-        assert_eq!([state.note_left(39), state.note_left(11)], [0, 20]);
-        assert!(state.records.is_empty());
+        assert_eq!([outgoing.note_left(99), outgoing.note_left(50), outgoing.note_left(1)], [0, 0, 30]);
+        assert_eq!([outgoing.note_left(39), outgoing.note_left(11)], [0, 20]);
+        assert!(outgoing.records.is_empty());
     }
 }
