@@ -3,8 +3,8 @@
 //!
 //! It sleeps until a loop's timer expires in a turn that has become 5 to 10 ms old (`stall/turn_timer.rs`), and then
 //! looks every 5 ms until the turn has ended. A turn of 5 ms is suspect and its thread is sampled (procfs and its
-//! processor clock); one of 10 ms is a stall, is sampled again and filed. Loops only store the beginning and the code
-//! of a turn, and set the timer.
+//! processor clock); one of 10 ms is a stall and is sampled at every look. It is filed as what it was for the longest
+//! time: when it has ended, or after a second. Loops only store the beginning and the code of a turn, and set the timer.
 //!
 //! While a loop stalls, the kernel still queues connections on sockets that only this loop accepts from (SO_REUSEPORT),
 //! and may have reported one on a shared socket to it alone. At every look another loop that listens on the same
@@ -189,14 +189,43 @@ struct WatchedLoop {
 /// A long turn.
 struct Suspect {
     began: u64,
-    first: Option<Sample>,
+    last: Option<Sample>,
     /// The code that it ran at that time; empty if the turn may have ended before.
-    first_at: &'static str,
-    filed: Option<(StallKind, &'static str)>,
-    is_reported: bool,
+    at: &'static str,
+    /// What it was between two samples, by [`StallKind`].
+    spans: [Span; StallKind::ALL.len()],
+    /// The kind that it was reported as while it went on.
+    reported: Option<StallKind>,
+}
+
+/// Time for which a turn was of one kind, and the code that it ran when that began.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    nanos: u64,
+    at: &'static str,
 }
 
 impl Suspect {
+    fn new(began: u64, first: Option<Sample>, at: &'static str) -> Suspect {
+        Suspect { began, last: first, at, spans: Default::default(), reported: None }
+    }
+
+    /// Notes what the turn was in this time.
+    fn note(&mut self, kind: StallKind, nanos: u64, at: &'static str) {
+        let span = &mut self.spans[kind as usize];
+        if span.nanos == 0 {
+            span.at = at;
+        }
+        span.nanos += nanos;
+    }
+
+    /// The kind that the turn was for the longest time, and its code; `None` if it was sampled once only.
+    fn longest(&self) -> Option<(StallKind, &'static str)> {
+        let kind = StallKind::ALL.into_iter().max_by_key(|kind| self.spans[*kind as usize].nanos)?;
+        let span = self.spans[kind as usize];
+        (span.nanos > 0).then_some((kind, span.at))
+    }
+
     fn is_stall(&self, now: u64) -> bool {
         now.saturating_sub(self.began) > STALL_THRESHOLD.as_nanos() as u64
     }
@@ -322,62 +351,59 @@ impl WatchedLoop {
             return None;
         }
         let (inbox, turns, watched) = (&self.inbox, &self.inbox.turns, &self.inbox.watched);
-        let suspect = self.suspect.get_or_insert_with(|| Suspect {
-            began,
-            first: watched.sample(),
-            first_at: Some(turns.at()).filter(|_| turns.began() == began).unwrap_or_default(),
-            filed: None,
-            is_reported: false,
+        let suspect = self.suspect.get_or_insert_with(|| {
+            let first = watched.sample();
+            let at = Some(turns.at()).filter(|_| turns.began() == began).unwrap_or_default();
+            Suspect::new(began, first, at)
         });
         if !suspect.is_stall(now) {
             return None;
         }
-        if let (None, Some(first)) = (suspect.filed, suspect.first)
-            && now >= first.at + JUDGED_NANOS_MIN
+        if let Some(before) = suspect.last
+            && now >= before.at + JUDGED_NANOS_MIN
+            && let Some(sample) = watched.sample()
         {
-            let (last, at) = (watched.sample()?, turns.at());
+            let at = turns.at();
             // The sample belongs to this turn only if that still goes on.
             if turns.began() != began {
                 return None;
             }
-            let kind = judge(&first, &last);
-            suspect.filed = Some((kind, at));
-            turns.file(kind);
+            suspect.note(judge(&before, &sample), sample.at.saturating_sub(before.at), at);
+            (suspect.last, suspect.at) = (Some(sample), at);
         }
-        let (kind, at) = suspect.filed?;
         let age = now.saturating_sub(began);
-        if age < REPORT_NANOS || std::mem::replace(&mut suspect.is_reported, true) {
+        if age < REPORT_NANOS || suspect.reported.is_some() {
             return None;
         }
+        let (kind, at) = suspect.longest()?;
+        suspect.reported = Some(kind);
+        turns.file(kind);
         let stall = stall(inbox, kind, at, began, age, false);
         keep(&stall);
         Some(stall)
     }
 
-    /// Ends a suspect turn. A stall that was not filed in time is judged by its first sample and the thread's usage at
-    /// its end, and reported with the code of the first sample: most stalls are that short. If it was sampled too late
-    /// for that, since the watchdog had no processor either, the loop's own judgement counts.
-    fn end(&self, suspect: Suspect) -> Option<Stall> {
+    /// Ends a suspect turn. The time after its last sample is judged by that and the thread's usage at its end; most
+    /// stalls are so short that this is all of it. If it was sampled too late for that, since the watchdog had no
+    /// processor either, the loop's own judgement counts.
+    fn end(&self, mut suspect: Suspect) -> Option<Stall> {
         let turns: &Turns = &self.inbox.turns;
         let EndedStall { nanos, run, sleeps, guess } = turns.ended_stall(suspect.began)?;
-        let (kind, at) = match suspect.filed {
-            Some(filed) => filed,
-            None => {
-                let ended_at = suspect.began + nanos;
-                let first = suspect.first.filter(|first| ended_at >= first.at + JUDGED_NANOS_MIN);
-                let kind = first.map_or(guess, |first| {
-                    // It may have waited for a processor since: then preemption is more likely.
-                    let delay = self.inbox.watched.sample().map_or(first.delay, |now| now.delay);
-                    judge(&first, &Sample { at: ended_at, state: first.state, run, delay, sleeps })
-                });
-                turns.file(kind);
-                (kind, suspect.first_at)
-            }
-        };
+        let ended_at = suspect.began + nanos;
+        if let Some(last) = suspect.last.filter(|last| ended_at >= last.at + JUDGED_NANOS_MIN) {
+            // It may have waited for a processor since: then preemption is more likely.
+            let delay = self.inbox.watched.sample().map_or(last.delay, |now| now.delay);
+            let kind = judge(&last, &Sample { at: ended_at, state: last.state, run, delay, sleeps });
+            suspect.note(kind, ended_at - last.at, suspect.at);
+        }
+        let (kind, at) = suspect.longest().unwrap_or((guess, suspect.at));
+        if suspect.reported.is_none() {
+            turns.file(kind);
+        }
         turns.file_time(kind, nanos);
         let stall = stall(&self.inbox, kind, at, suspect.began, nanos, true);
         keep(&stall);
-        (!suspect.is_reported).then_some(stall)
+        suspect.reported.is_none().then_some(stall)
     }
 }
 
@@ -447,12 +473,54 @@ mod tests {
         let (began, ended) = (1_000_000, 99_000_000);
         inbox.turns.mark(began, ThreadUsage::now());
         inbox.turns.begin(began);
-        look.suspect =
-            Some(Suspect { began, first: inbox.watched.sample(), first_at: "", filed: None, is_reported: false });
+        look.suspect = Some(Suspect::new(began, inbox.watched.sample(), ""));
         inbox.turns.end(began, ended);
         let stall = look.look(ended).expect("it was long");
         assert_ne!(stall.kind, StallKind::Computing);
         assert_eq!(inbox.turns.filed(StallKind::Computing).count, 0);
+    }
+
+    #[test]
+    fn a_stall_is_filed_as_what_it_was_for_the_longest_time() {
+        let inbox = Inbox::new(8).unwrap();
+        let mut look = WatchedLoop::new(Arc::clone(&inbox));
+        let (began, ended) = (1_000_000, 41_000_000);
+        inbox.turns.begin(began);
+        let mut suspect = Suspect::new(began, None, "first");
+        suspect.note(StallKind::Preempted, 6_000_000, "first");
+        suspect.note(StallKind::Blocked, 5_000_000, "second");
+        suspect.note(StallKind::Computing, 3_000_000, "third");
+        suspect.note(StallKind::Blocked, 5_000_000, "fourth");
+        look.suspect = Some(suspect);
+        inbox.turns.end(began, ended);
+        let stall = look.look(ended).expect("it was long");
+        assert_eq!((stall.kind, stall.at), (StallKind::Blocked, "second"));
+        let filed = StallKind::ALL.map(|kind| inbox.turns.filed(kind).count);
+        assert_eq!((filed[StallKind::Blocked as usize], filed.iter().sum::<u64>()), (1, 1));
+        assert_eq!(inbox.turns.filed(StallKind::Blocked).time, Duration::from_millis(40));
+    }
+
+    #[test]
+    fn a_stall_that_goes_on_is_filed_and_reported_once() {
+        let inbox = Inbox::new(9).unwrap();
+        let mut look = WatchedLoop::new(Arc::clone(&inbox));
+        let began = 1_000_000;
+        inbox.turns.begin(began);
+        let mut suspect = Suspect::new(began, None, "first");
+        suspect.note(StallKind::Preempted, 6_000_000, "first");
+        look.suspect = Some(suspect);
+        assert!(look.look(began + REPORT_NANOS / 2).is_none(), "it is young");
+        let stall = look.look(began + REPORT_NANOS).expect("it is a second old");
+        assert_eq!((stall.kind, stall.is_over), (StallKind::Preempted, false));
+        look.suspect.as_mut().unwrap().note(StallKind::Lock, REPORT_NANOS, "second");
+        let ended = began + 2 * REPORT_NANOS;
+        inbox.turns.end(began, ended);
+        assert!(look.look(ended).is_none(), "it was reported");
+        let of = |kind| (inbox.turns.filed(kind).count, inbox.turns.filed(kind).time);
+        assert_eq!(of(StallKind::Preempted), (1, Duration::ZERO));
+        assert_eq!(of(StallKind::Lock), (0, Duration::from_secs(2)));
+        let kept = |stall: &Stall| (stall.worker, stall.kind, stall.at, stall.is_over);
+        assert!(last_stalls().iter().any(|stall| kept(stall) == (9, StallKind::Lock, "second", true)));
     }
 
     #[test]

@@ -54,9 +54,9 @@ impl fmt::Display for StallKind {
 /// The stalls of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Filed {
-    /// Number of stalls, including one that goes on.
+    /// Number of stalls. One that goes on is counted after a second, as what it was until then.
     pub count: u64,
-    /// Total time of those that have ended.
+    /// Total time of those that have ended, each by what it was for the longest time.
     pub time: Duration,
 }
 
@@ -208,12 +208,13 @@ impl Turns {
         add(&self.filed[kind as usize].0, 1);
     }
 
-    /// Adds the length of a stall that was filed before.
+    /// Adds the length of a stall.
     pub(crate) fn file_time(&self, kind: StallKind, nanos: u64) {
         add(&self.filed[kind as usize].1, nanos);
     }
 
-    /// The stalls filed as this kind. One between two looks of the watchdog is in [`Turns::stalls`] and not here.
+    /// The stalls filed as this kind. One that goes on or has just ended may be in
+    /// [`Turns::stalls`] and not here.
     pub fn filed(&self, kind: StallKind) -> Filed {
         let (count, nanos) = &self.filed[kind as usize];
         Filed { count: count.load(Ordering::Relaxed), time: Duration::from_nanos(nanos.load(Ordering::Relaxed)) }
