@@ -9,6 +9,7 @@ with_each_driver!(
     an_unbuffered_body_is_gone_for_another_server,
     what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew,
     what_is_not_to_be_passed_stays_here,
+    body_that_stays_here_is_in_the_variables_nevertheless,
     body_of_the_configuration_is_made_of_the_client_s,
     a_client_that_expects_100_is_told_to_continue,
     a_client_that_breaks_off_its_body_reaches_nobody_or_ends_the_request,
@@ -153,6 +154,28 @@ fn what_is_not_to_be_passed_stays_here(driver: Driver) {
             assert_eq!(response.text(), expected);
         }
     }
+    server.stop();
+}
+
+fn body_that_stays_here_is_in_the_variables_nevertheless(driver: Driver) {
+    let backend = mirror();
+    let setup = Setup::server(
+        driver,
+        "proxy_pass_request_body off; proxy_set_header X-Body <$request_body>; location / { proxy_pass http://B; }
+         location /streamed { proxy_request_buffering off; proxy_pass http://B; }
+         location /long { client_max_body_size 2; proxy_pass http://B; }",
+    );
+    let server = setup.replace("B", &backend.address).start();
+    let mut client = server.connect();
+    for target in ["/", "/streamed"] {
+        let expected = format!("POST {target} HTTP/1.1\nHost: {}\nX-Body: <abc>\n\n", backend.address);
+        for (fields, body) in
+            [("Content-Length: 3\r\n", "abc"), ("Transfer-Encoding: chunked\r\n", "3\r\nabc\r\n0\r\n\r\n")]
+        {
+            assert_eq!(post(&mut client, target, fields, body).text(), expected, "{target}");
+        }
+    }
+    assert_eq!(post(&mut server.connect(), "/long", "Content-Length: 3\r\n", "abc").status, 413);
     server.stop();
 }
 

@@ -309,5 +309,9 @@ pub(crate) async fn take_body(
             let length = stored.length();
             (RequestBody::Stored(stored), Some(length))
         }
+        BodySource::Kept => {
+            Box::pin(read_body(request)).await.map_err(|error| error.status())?;
+            (RequestBody::None, Some(0))
+        }
     })
 }

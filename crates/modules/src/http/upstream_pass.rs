@@ -66,6 +66,8 @@ pub(crate) enum BodySource {
     Client,
     /// Memory or a file: it is read completely first.
     Stored,
+    /// It is read completely first and not passed on.
+    Kept,
 }
 
 /// Returns the source of this request's body. `streams_chunked`: the protocol can send a body of unknown length.
@@ -73,8 +75,14 @@ pub(crate) fn body_source(request: &Request, settings: &UpstreamSettings, stream
     let declared = request.declared_body_length();
     let is_stored = request.body.is_some();
     // A body that another location has passed on is gone.
-    if !*settings.request_body.pass_request_body.get() || request.body_is_gone() || declared == Some(0) && !is_stored {
+    if request.body_is_gone() || declared == Some(0) && !is_stored {
         return BodySource::None;
+    }
+    if !*settings.request_body.pass_request_body.get() {
+        // As in nginx, its variables have values nevertheless.
+        let variables = &request.http().variables;
+        let is_mentioned = ["request_body", "request_body_file"].into_iter().any(|name| variables.mentions(name));
+        return if is_mentioned && request.is_main() { BodySource::Kept } else { BodySource::None };
     }
     // A request that may be repeated needs its body stored.
     let can_stream = !settings.cache.takes(request.method())

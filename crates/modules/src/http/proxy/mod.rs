@@ -468,8 +468,8 @@ struct SentBody {
     framing: &'static dyn BodyFraming,
 }
 
-/// A configured body, which is written together with the head.
-const WITH_HEAD: SentBody = SentBody { body: RequestBody::None, framing: &Unframed };
+/// No body, or a configured one, which is written together with the head.
+const WITHOUT: SentBody = SentBody { body: RequestBody::None, framing: &Unframed };
 
 /// Returns the body, unless it has to be read completely first.
 fn body_at_once(request: &mut Request, conf: &Conf) -> Option<SentBody> {
@@ -477,7 +477,7 @@ fn body_at_once(request: &mut Request, conf: &Conf) -> Option<SentBody> {
     if conf.body.is_set() {
         // A configured body may contain `$request_body`.
         let is_read = request.body.is_some() || request.body_is_gone() || declared == Some(0) || !request.is_main();
-        return is_read.then_some(WITH_HEAD);
+        return is_read.then_some(WITHOUT);
     }
     match body_source(request, &conf.upstream, *conf.version.get() >= Version::Http11) {
         BodySource::None => {
@@ -487,7 +487,7 @@ fn body_at_once(request: &mut Request, conf: &Conf) -> Option<SentBody> {
             } else {
                 request.notes.take::<BodyLength>();
             }
-            Some(SentBody { body: RequestBody::None, framing: &Unframed })
+            Some(WITHOUT)
         }
         BodySource::Client => {
             let (length, framing): (_, &dyn BodyFraming) = match declared {
@@ -497,7 +497,7 @@ fn body_at_once(request: &mut Request, conf: &Conf) -> Option<SentBody> {
             request.notes.put(length);
             Some(SentBody { body: RequestBody::Client, framing })
         }
-        BodySource::Stored => None,
+        BodySource::Stored | BodySource::Kept => None,
     }
 }
 
@@ -507,7 +507,11 @@ async fn store_body(request: &mut Request, conf: &Conf) -> Result<SentBody, u16>
     let is_chunked = request.declared_body_length().is_none();
     let stored = read_body(request).await.map_err(|error| error.status())?;
     if conf.body.is_set() {
-        return Ok(WITH_HEAD);
+        return Ok(WITHOUT);
+    }
+    if !*conf.upstream.pass_request_body.get() {
+        request.notes.take::<BodyLength>();
+        return Ok(WITHOUT);
     }
     let length = stored.length();
     if length > 0 || is_announced || is_chunked && request.is_main() {
