@@ -455,6 +455,11 @@ async fn keep_within_bounds(context: &Context<CacheService>, zone: &Arc<CacheZon
         *swept = Instant::now();
         sweep_inactive(context, zone, &options).await;
     }
+    if store::has_left(&zone.directory.path) {
+        let directory = zone.directory.path.clone();
+        // If the pool refuses, the next round tries again.
+        let _ = in_pool(zone, move || store::remove_left(&directory)).await;
+    }
     if options.min_free > 0 {
         keep_free(zone, &options).await;
     }
@@ -672,7 +677,7 @@ fn remove_abandoned(path: &Path, suffix: &[u8]) -> bool {
     let is_of_another = !store::is_own_number(number) && modified < store::begun();
     let age = SystemTime::now().duration_since(modified).unwrap_or_default();
     if is_of_another || age >= ABANDONED_AFTER {
-        let _ = fs::remove_file(path);
+        store::remove_temporary(path);
     }
     true
 }

@@ -13,8 +13,9 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::SystemTime;
 
-use gale_runtime::files::{create_directories_blocking, open_blocking};
-use gale_runtime::{Bytes, File, OpenFlags};
+use gale_runtime::files::{create_directories_blocking, likely_device, open_blocking};
+use gale_runtime::{Bytes, File, OpenFlags, ThreadPool};
+use parking_lot::Mutex;
 use rustix::fs::{CWD, OFlags, RenameFlags};
 
 use super::format::{self, BodySum, Header, Meta, Unreadable};
@@ -186,7 +187,7 @@ impl Unnamed {
 impl Drop for Unnamed {
     fn drop(&mut self) {
         if !self.is_named {
-            let _ = std::fs::remove_file(&self.temporary);
+            remove_temporary(&self.temporary);
         }
     }
 }
@@ -249,6 +250,46 @@ pub fn temporary(path: &Path, number: u32) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{number:010}"));
     name.into()
+}
+
+/// Temporary files whose removal has failed. At most [`LEFT_MAX`]: the loader removes others at the next start.
+static LEFT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Bound of the list of files to remove again: a disk that fails so often is not used for a while.
+const LEFT_MAX: usize = 1024;
+
+/// Removes a temporary file; may block. If that fails, the manager of the cache tries again.
+pub fn remove_temporary(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => note_left(path.to_owned()),
+        _ => {}
+    }
+}
+
+/// Removes a temporary file in a pool. If that refuses or the removal fails, the manager of the cache tries again.
+pub fn remove_temporary_in(pool: &ThreadPool, temporary: PathBuf) {
+    let path = temporary.clone();
+    if pool.detach(likely_device(&path).writes(), move || remove_temporary(&path)).is_err() {
+        note_left(temporary);
+    }
+}
+
+fn note_left(temporary: PathBuf) {
+    let mut left = LEFT.lock();
+    if left.len() < LEFT_MAX {
+        left.push(temporary);
+    }
+}
+
+/// `true` if temporary files in this directory could not be removed.
+pub fn has_left(directory: &Path) -> bool {
+    LEFT.lock().iter().any(|path| path.starts_with(directory))
+}
+
+/// Removes the temporary files in this directory that could not be removed before; may block.
+pub fn remove_left(directory: &Path) {
+    let left: Vec<PathBuf> = LEFT.lock().extract_if(.., |path| path.starts_with(directory)).collect();
+    left.iter().for_each(|path| remove_temporary(path));
 }
 
 /// Creates a file beside its place, with missing directories.
@@ -499,6 +540,28 @@ mod tests {
             file.set_len(at).unwrap();
             assert!(!is_right(&path), "{at}");
         }
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_temporary_file_that_cannot_be_removed_is_removed_later() {
+        let directory = std::env::temp_dir().join(format!("gale-store-left-{}", std::process::id()));
+        let (place, other) = (directory.join("place"), directory.join("other"));
+        let path = temporary(&place.join("entry"), 7);
+        // No file can be removed by this name as long as it is a directory.
+        std::fs::create_dir_all(&path).unwrap();
+        remove_temporary(&path);
+        assert!(has_left(&place) && !has_left(&other));
+        remove_left(&place);
+        assert!(has_left(&place), "it is tried again");
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::write(&path, "incomplete").unwrap();
+        remove_left(&other);
+        assert!(path.exists());
+        remove_left(&place);
+        assert!(!path.exists() && !has_left(&place));
+        remove_temporary(&path);
+        assert!(!has_left(&place), "it has gone already");
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -394,7 +394,7 @@ impl Feed {
             self.pool.run_for(device, move || {
                 let (file, temporary) = zone.disk.watch(|| store::create(&path, number))?;
                 if is_over.swap(true, AcqRel) {
-                    let _ = std::fs::remove_file(&temporary);
+                    store::remove_temporary(&temporary);
                     return Err(std::io::ErrorKind::TimedOut.into());
                 }
                 store::keep_access_time(&file);
@@ -407,7 +407,7 @@ impl Feed {
             None => {
                 if is_over.swap(true, AcqRel) {
                     let temporary = store::temporary(&path, number);
-                    let _ = self.pool.detach(device, move || drop(std::fs::remove_file(&temporary)));
+                    store::remove_temporary_in(&self.pool, temporary);
                 }
                 Err(std::io::ErrorKind::TimedOut.into())
             }
@@ -489,8 +489,7 @@ impl Feed {
         writer.stop_storing();
         self.ending.fill.forget_file();
         self.ending.zone.end(&self.ending.fill, &self.ending.id);
-        let device = likely_device(&temporary).writes();
-        let _ = self.pool.detach(device, move || drop(std::fs::remove_file(&temporary)));
+        store::remove_temporary_in(&self.pool, temporary);
     }
 
     /// Receives the next part of the response.
@@ -586,7 +585,7 @@ impl Whole {
                 if let Ok(Err(error)) = failed {
                     ending.zone.note_store_failure(&path, error.error());
                 }
-                let _ = pool.detach(likely_device(&path).writes(), move || drop(std::fs::remove_file(&temporary)));
+                store::remove_temporary_in(&pool, temporary);
                 return;
             }
         };
