@@ -77,10 +77,8 @@ pub struct SourceLine {
 
 impl SourceLine {
     pub(crate) fn of(span: Span, sources: &Sources) -> Option<SourceLine> {
-        sources.knows(span).then(|| {
-            let source = sources.get(span.source);
-            SourceLine { file: source.name(), line: source.position(span.start).line }
-        })
+        let source = sources.get(span.source)?;
+        Some(SourceLine { file: source.name(), line: source.position(span.start).line })
     }
 }
 

@@ -12,7 +12,7 @@
 //! Invariant: rendering never fails and its output is bounded, whatever bytes the source holds. Control characters are
 //! replaced, and only the part of a long line around the span is shown.
 
-use crate::source::{Sources, Span};
+use crate::source::{Source, Sources, Span};
 use bstr::ByteSlice;
 use std::fmt;
 
@@ -110,8 +110,8 @@ impl Diagnostic {
     /// Returns the first line without `PROGRAM: [SEVERITY] `, as nginx writes it to an error log.
     pub fn line(&self, sources: &Sources) -> String {
         let message = printable(&self.message);
-        match self.span.filter(|span| sources.knows(*span)) {
-            Some(span) => format!("{message} in {}", printable(&sources.place(span))),
+        match self.span.and_then(|span| sources.place(span)) {
+            Some(place) => format!("{message} in {}", printable(&place)),
             None => message,
         }
     }
@@ -120,11 +120,14 @@ impl Diagnostic {
     /// hint.
     pub fn render(&self, sources: &Sources, program: &str) -> String {
         let mut out = format!("{program}: [{}] {}\n", self.severity, self.line(sources));
-        if let Some(span) = self.span.filter(|span| sources.knows(*span)) {
-            out.push_str(&excerpt(sources, span));
+        if let Some(span) = self.span
+            && let Some(source) = sources.get(span.source)
+        {
+            out.push_str(&excerpt(source, span));
         }
-        if let Some(related) = self.related.as_ref().filter(|related| sources.knows(related.span)) {
-            let place = sources.place(related.span);
+        if let Some(related) = &self.related
+            && let Some(place) = sources.place(related.span)
+        {
             out.push_str(&format!("note: {} in {}\n", printable(&related.text), printable(&place)));
         }
         if let Some(hint) = &self.hint {
@@ -217,9 +220,9 @@ fn printable(text: &str) -> String {
 }
 
 /// Renders the source line of the span's first byte and the line with carets, or nothing if the source line is blank.
-fn excerpt(sources: &Sources, span: Span) -> String {
+fn excerpt(source: &Source, span: Span) -> String {
     const INDENT: &str = "    ";
-    let (line, line_start) = sources.get(span.source).line_around(span.start);
+    let (line, line_start) = source.line_around(span.start);
     if line.trim().is_empty() {
         return String::new();
     }

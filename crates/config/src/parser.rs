@@ -10,13 +10,14 @@ use crate::diagnostic::{Diagnostic, Diagnostics, Reporter};
 use crate::files::Files;
 use crate::glob;
 use crate::lexer::{LexError, Lexer, Token, WORD_BYTES_MAX};
-use crate::source::{SOURCE_BYTES_MAX, SourceId, Sources, Span};
+use crate::source::{SOURCE_BYTES_MAX, Source, SourceId, Sources, Span};
 use crate::statement::{Statement, Word};
 use bstr::ByteSlice;
 use gale_base::os_error::OsErrorText;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Maximum nesting of blocks, counted over all files. Real configurations need about six levels.
 pub const BLOCK_DEPTH_MAX: usize = 100;
@@ -98,9 +99,14 @@ impl<'p> Parser<'p> {
         Parsed { statements, errors: self.errors }
     }
 
+    /// The text of a source of this parser.
+    fn text(&self, source: SourceId) -> &Arc<[u8]> {
+        self.sources.get(source).expect("sources are added and never removed").text()
+    }
+
     /// Parses one text. Its blocks end at the end of the text, so an error in it does not affect the including text.
     fn parse_source(&mut self, source: SourceId, text: Text, out: &mut Vec<Statement>) {
-        let bytes = self.sources.get(source).text().clone();
+        let bytes = self.text(source).clone();
         let word_bytes_max = if text == Text::File { WORD_BYTES_MAX } else { SOURCE_BYTES_MAX };
         let mut lexer = Lexer::new(source, &bytes, word_bytes_max);
         self.open_files.push(source);
@@ -240,7 +246,7 @@ impl<'p> Parser<'p> {
     }
 
     fn include_file(&mut self, path: &Path, span: Span, out: &mut Vec<Statement>) -> Result<(), Diagnostic> {
-        if self.open_files.iter().any(|&open| self.sources.get(open).path() == Some(path)) {
+        if self.open_files.iter().any(|&open| self.sources.get(open).and_then(Source::path) == Some(path)) {
             let message = format!("\"{}\" includes itself", path.display());
             return Err(Diagnostic::emerg(message).at(span).hint("the file is being read already"));
         }
@@ -275,7 +281,7 @@ impl<'p> Parser<'p> {
                 self.sources.add_file(path, text)
             }
         };
-        self.bytes = self.bytes.saturating_add(self.sources.get(source).text().len());
+        self.bytes = self.bytes.saturating_add(self.text(source).len());
         if self.bytes > BYTES_MAX { Err(too_many_bytes()) } else { Ok(source) }
     }
 

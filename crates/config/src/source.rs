@@ -135,22 +135,14 @@ impl Sources {
         self.by_path.get(path).copied()
     }
 
-    /// Returns the source with that index.
-    ///
-    /// # Panics
-    /// If the index comes from other [`Sources`] and does not exist here.
-    pub fn get(&self, id: SourceId) -> &Source {
-        &self.sources[id.0 as usize]
+    /// Returns the source with that index; `None` if it does not exist here, as that of a default value.
+    pub fn get(&self, id: SourceId) -> Option<&Source> {
+        self.sources.get(id.0 as usize)
     }
 
     /// Iterates over all sources in the order of reading.
     pub fn iter(&self) -> impl Iterator<Item = (SourceId, &Source)> {
         self.sources.iter().enumerate().map(|(index, source)| (SourceId(index as u32), source))
-    }
-
-    /// Returns `true` if the span lies in one of these sources; the span of a default value does not.
-    pub fn knows(&self, span: Span) -> bool {
-        (span.source.0 as usize) < self.sources.len()
     }
 
     /// The number of sources.
@@ -163,25 +155,25 @@ impl Sources {
         self.sources.is_empty()
     }
 
-    /// Line and column of the span's first byte.
-    pub fn position(&self, span: Span) -> Position {
-        self.get(span.source).position(span.start)
+    /// Line and column of the span's first byte; `None` if it does not lie in one of these sources, as for the next two.
+    pub fn position(&self, span: Span) -> Option<Position> {
+        Some(self.get(span.source)?.position(span.start))
     }
 
     /// The bytes of the span.
-    pub fn text(&self, span: Span) -> &BStr {
-        let text = &self.get(span.source).text;
+    pub fn text(&self, span: Span) -> Option<&BStr> {
+        let text = &self.get(span.source)?.text;
         let end = (span.end as usize).min(text.len());
-        text[(span.start as usize).min(end)..end].as_bstr()
+        Some(text[(span.start as usize).min(end)..end].as_bstr())
     }
 
     /// Returns `FILE:LINE`, or the label of a text that is not a file, as nginx writes it after `in`.
-    pub fn place(&self, span: Span) -> String {
-        let source = self.get(span.source);
-        match source.path() {
+    pub fn place(&self, span: Span) -> Option<String> {
+        let source = self.get(span.source)?;
+        Some(match source.path() {
             Some(_) => format!("{}:{}", source.name(), source.position(span.start).line),
             None => source.name(),
-        }
+        })
     }
 
     fn add(&mut self, name: Name, text: Vec<u8>) -> SourceId {
@@ -200,14 +192,14 @@ mod tests {
     fn lines_and_columns_begin_with_one() {
         let mut sources = Sources::new();
         let source = sources.add_file(Path::new("a.conf"), b"one\ntwo three\r\n".to_vec());
-        let at = |start| sources.position(Span { source, start, end: start });
+        let at = |start| sources.position(Span { source, start, end: start }).unwrap();
         assert_eq!(at(0), Position { line: 1, column: 1 });
         assert_eq!(at(3), Position { line: 1, column: 4 });
         assert_eq!(at(4), Position { line: 2, column: 1 });
         assert_eq!(at(8), Position { line: 2, column: 5 });
         assert_eq!(at(15), Position { line: 3, column: 1 });
         assert_eq!(at(u32::MAX), Position { line: 3, column: 1 });
-        assert_eq!(sources.text(Span { source, start: 8, end: 13 }), "three");
+        assert_eq!(sources.text(Span { source, start: 8, end: 13 }).unwrap(), "three");
     }
 
     #[test]
@@ -216,7 +208,7 @@ mod tests {
         let first = sources.add_file(Path::new("a.conf"), b"one".to_vec());
         let second = sources.add_file(Path::new("a.conf"), b"two".to_vec());
         assert_eq!(first, second);
-        assert_eq!(&sources.get(first).text()[..], b"one");
+        assert_eq!(&sources.get(first).unwrap().text()[..], b"one");
         assert_eq!(sources.len(), 1);
     }
 
@@ -224,6 +216,18 @@ mod tests {
     fn a_text_that_is_no_file_has_no_line() {
         let mut sources = Sources::new();
         let source = sources.add_text("command line", b"\n\nx".to_vec());
-        assert_eq!(sources.place(Span { source, start: 2, end: 3 }), "command line");
+        assert_eq!(sources.place(Span { source, start: 2, end: 3 }).as_deref(), Some("command line"));
+    }
+
+    #[test]
+    fn a_span_of_other_sources_has_no_place() {
+        let mut sources = Sources::new();
+        sources.add_text("first", b"one".to_vec());
+        let source = sources.add_text("second", b"two".to_vec());
+        let span = Span { source, start: 0, end: 3 };
+        let mut others = Sources::new();
+        others.add_text("other", b"three".to_vec());
+        assert!(others.get(source).is_none());
+        assert_eq!((others.position(span), others.text(span), others.place(span)), (None, None, None));
     }
 }

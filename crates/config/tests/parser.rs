@@ -70,11 +70,12 @@ fn a_statement_knows_where_it_stands() {
     let (parsed, sources) = parsed(main_file("http {\n    listen 'a b'  80;\n}\n"));
     let http = &parsed.statements[0];
     let listen = &http.body()[0];
-    assert_eq!(sources.text(listen.span), "listen 'a b'  80");
-    assert_eq!(sources.text(listen.args[0].span), "'a b'");
-    assert_eq!(sources.place(listen.span), "/etc/gale/gale.conf:2");
-    assert_eq!(sources.place(http.block_end.unwrap()), "/etc/gale/gale.conf:3");
-    assert_eq!((sources.position(listen.args[1].span).line, sources.position(listen.args[1].span).column), (2, 19));
+    assert_eq!(sources.text(listen.span).unwrap(), "listen 'a b'  80");
+    assert_eq!(sources.text(listen.args[0].span).unwrap(), "'a b'");
+    assert_eq!(sources.place(listen.span).unwrap(), "/etc/gale/gale.conf:2");
+    assert_eq!(sources.place(http.block_end.unwrap()).unwrap(), "/etc/gale/gale.conf:3");
+    let position = sources.position(listen.args[1].span).unwrap();
+    assert_eq!((position.line, position.column), (2, 19));
 }
 
 #[test]
