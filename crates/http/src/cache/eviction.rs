@@ -70,13 +70,15 @@ struct List {
     length: usize,
 }
 
-impl Queues {
-    /// Creates the empty queues of a shard.
-    pub fn new(_slots_max: usize) -> Queues {
+impl Default for Queues {
+    /// The empty queues of a shard.
+    fn default() -> Queues {
         let empty = List { newest: NONE, oldest: NONE, length: 0 };
         Queues { small: empty, main: empty }
     }
+}
 
+impl Queues {
     /// Queues a new entry.
     pub fn add(&mut self, slots: &mut [Entry], slot: Slot) {
         slots[slot as usize].links.hits = 0;

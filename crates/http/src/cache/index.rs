@@ -372,7 +372,7 @@ impl Shard {
             slots_max,
             free: Vec::new(),
             table: HashTable::new(),
-            queues: Queues::new(slots_max),
+            queues: Queues::default(),
         }
     }
 
