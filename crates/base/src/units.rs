@@ -1,6 +1,7 @@
 //! Numbers, sizes and times in nginx's configuration syntax.
 //!
-//! Refuses signs, blanks, fractions and everything else that nginx's own parsers refuse, overflow included.
+//! Each function refuses what nginx's own parser of such a value refuses, overflow included. A sign and a fraction are
+//! accepted only by the function whose name says so ([`parse_signed_number`], [`parse_fixed_point`]).
 //! Invariant: every accepted value fits nginx's signed 64-bit integer, so no sum or product here can wrap.
 //! Source: <https://nginx.org/en/docs/syntax.html>
 

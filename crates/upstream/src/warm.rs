@@ -1,4 +1,5 @@
-//! Warm connections: used by a worker a moment ago, and taken again without locks or system calls.
+//! Warm connections: used by a worker a moment ago, and taken again without locks, with one system call at most (a
+//! look for input where the driver does not watch the socket).
 //!
 //! ```text
 //!   response has ended ─► warm: this worker's, still with its driver ── idle for 200 ms ─► Pool: all workers'

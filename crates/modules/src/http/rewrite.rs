@@ -540,7 +540,8 @@ fn matches(request: &Request, conf: &Conf, regex: &Regex, text: &[u8]) -> Result
     Ok(is_match)
 }
 
-/// Returns `true` if the file passes the test. As in nginx a special file fails `-e`, too.
+/// Returns `true` if the file passes the test. As in nginx a special file fails `-e`, and `-x` looks at the mode alone:
+/// a directory passes it, and so does a file that only its owner may execute.
 fn test_file(request: &Request, path: &[u8], test: FileTest, found: io::Result<FileMetadata>) -> bool {
     const EXECUTABLE_BY_OWNER: u32 = 0o100;
     match found {

@@ -1,7 +1,8 @@
 //! Percent-encoding in nginx's classes, decoding, and escaping for HTML and JSON.
 //!
 //! Each class encodes the same bytes as in nginx (a superset of those required by RFC 3986), so that redirects and
-//! proxied requests are identical. Invariant: decoding reverses encoding in every class.
+//! proxied requests are identical. Invariant: decoding reverses encoding in every class that encodes `%`: all but
+//! [`Class::Refresh`].
 
 use super::decode_pair;
 
@@ -54,8 +55,8 @@ pub enum Unescape {
 }
 
 /// Appends the decoded `text` to `out` and returns the number of bytes of `text` processed, which is smaller if
-/// [`Unescape`] ends at a "?". As in nginx, invalid encodings are dropped: "%" and the bytes after it up to the first
-/// one that is not a digit.
+/// [`Unescape`] ends at a "?". As in nginx, an invalid encoding loses its "%", and if a hexadecimal digit follows, also
+/// that and the byte behind it.
 pub fn unescape(kind: Unescape, text: &[u8], out: &mut Vec<u8>) -> usize {
     out.reserve(text.len());
     let mut at = 0;
@@ -94,8 +95,8 @@ pub fn unescape(kind: Unescape, text: &[u8], out: &mut Vec<u8>) -> usize {
     at
 }
 
-/// Drops an invalid encoding as nginx does: "%" is dropped; if the next byte is not a digit, it is kept, otherwise it
-/// is dropped together with the byte after it.
+/// Handles an invalid encoding, whose "%" is before `at`, and returns where the text goes on. A byte that is no
+/// hexadecimal digit is kept; a digit is dropped with the byte behind it.
 fn drop_broken(text: &[u8], at: usize, out: &mut Vec<u8>) -> usize {
     match text.get(at) {
         None => at,

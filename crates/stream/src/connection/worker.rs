@@ -121,7 +121,7 @@ impl StreamWorker {
         });
     }
 
-    /// Ends some of the UDP sessions that have been idle longest.
+    /// Ends some of the UDP sessions that have been idle longest. TCP connections are never chosen.
     pub(super) fn close_silent(&self) {
         self.table.close_longest_idle(CLOSED_AT_ONCE);
     }

@@ -247,7 +247,7 @@ impl<'s> Attempts<'s> {
     }
 }
 
-/// Reserves a connection, if the limit allows it.
+/// Reserves a connection. At the limit, idle ones are closed for it, among them UDP sessions.
 fn count_connection(session: &Session) -> Result<CountedConnection, Failure> {
     let worker = session.worker();
     CountedConnection::open(worker).ok_or_else(|| {

@@ -35,7 +35,8 @@ const AUTHORIZATIONS_MAX: usize = 1000;
 /// Maximum number of alternate chains that are searched for the preferred one.
 const ALTERNATES_MAX: usize = 8;
 
-/// Registers the account, or finds it by its key. Returns `false` if its URL was known already.
+/// Registers the account, or finds it by its key. Returns `true` if the issuer was asked, so that the account's URL is
+/// new here and has to be saved; `false` if it was known already.
 pub(super) async fn register(client: &AcmeClient) -> Result<bool, AcmeError> {
     if client.account().url.borrow().is_some() {
         return Ok(false);
