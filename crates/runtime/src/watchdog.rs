@@ -4,11 +4,14 @@
 //! It sleeps until a loop's timer expires in a turn that has become 5 to 10 ms old (`stall/turn_timer.rs`), and then
 //! looks every 5 ms until the turn has ended. A turn of 5 ms is suspect and its thread is sampled (procfs and its
 //! processor clock); one of 10 ms is a stall and is sampled at every look. It is filed as what it was for the longest
-//! time: when it has ended, or after a second. Loops only store the beginning and the code of a turn, and set the timer.
+//! time, when it has ended or after a second. Loops only store the beginning and the code of a turn, and set the timer.
 //!
 //! While a loop stalls, the kernel still queues connections on sockets that only this loop accepts from (SO_REUSEPORT),
 //! and may have reported one on a shared socket to it alone. At every look another loop that listens on the same
 //! address is asked to accept them; see `ListenerDriver::accept_for_another`.
+//!
+//! A connection waits 5 to 20 ms for a stalled loop, not until the stall ends
+//! (`docs/decisions/0011-accepting.md`), and a site learns which code held up its clients.
 //!
 //! It never waits for a loop. If procfs is not readable, a stall is filed when it has ended, by the loop's own
 //! counters. Loops in virtual time are ignored.

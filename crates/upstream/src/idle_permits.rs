@@ -9,6 +9,9 @@
 //! time, the pool is overdrawn until a worker with more than its number gives one up: at the next connection that it
 //! keeps or would let cool down.
 //!
+//! Without that, 6,406 of the 6,448 new connections of `bench upstreams` were those that a busier worker had closed at
+//! its own limit; now there are 1.4 in 1,000 requests, in nginx 4.1 (`bench/results/upstreams.md`).
+//!
 //! A worker holds permits over many requests, so a request touches no shared memory.
 
 use std::sync::Arc;

@@ -139,7 +139,7 @@ impl PooledConnection {
 /// Source of the knowledge that a recently used connection is still idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knowledge {
-    /// Ask the driver, without a system call.
+    /// Ask the driver, which mostly knows without a system call.
     Driver,
     /// Ask the kernel, with a system call.
     Kernel,

@@ -8,9 +8,12 @@
 //! ```
 //!
 //! A connection in the pool has left its driver, and a thread watches it: parking and taking it costs some five system
-//! calls, more than the rest of a small request. Under load a connection is reused at once by the same worker. An
-//! unused one cools down into the pool. Both together respect `keepalive` (`idle_permits.rs`), count towards
-//! `worker_connections`, and are closed when the worker has too many connections.
+//! calls, more than the rest of a small request. Without warm ones a small proxied answer took 21.2 µs of CPU time with
+//! epoll, in nginx 11.7; now it takes 0.97 of nginx's (`docs/decisions/0050-what-a-proxied-request-costs.md`).
+//!
+//! Under load a connection is reused at once by the same worker. An unused one cools down into the pool. Both together
+//! respect `keepalive` (`idle_permits.rs`), count towards `worker_connections`, and are closed when the worker has too
+//! many connections.
 
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};

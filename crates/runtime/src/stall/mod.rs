@@ -1,5 +1,6 @@
 //! Stalls: every turn of a loop is timed into a histogram. A turn over 10 ms is a stall; it is counted, and filed by
-//! its cause. The watchdog files them ([`crate::watchdog`]); this file has the counters and the rules.
+//! its cause. The watchdog files them ([`crate::watchdog`]); this file has the counters and the rules. By these figures
+//! a site and the benchmarks check that no slow operation delays other requests (`bench/results/thread-pools.md`).
 //!
 //! The loop's thread writes times and current task, the watchdog's thread what it filed; any thread reads. Plain loads
 //! and stores, no locked instructions.

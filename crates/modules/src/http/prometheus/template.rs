@@ -1,4 +1,5 @@
-//! Templates: user-defined metric families, made from the figures of the API.
+//! Templates: user-defined metric families, made from the figures of the API; for sites that come from Angie, which has
+//! this directive, and whose dashboards and alerts expect their own names.
 //!
 //! ```text
 //!   prometheus_template site {

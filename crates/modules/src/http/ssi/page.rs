@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use gale_http::variables::regex::Captures;
 use gale_runtime::Bytes;
 
-/// Maximum number of documents that a request includes in all. It stops pages that include themselves several times. The
-/// number is nginx's, which counts only those that are not answered yet.
+/// Maximum number of documents that a request includes in all. It stops pages that include themselves several times.
+/// The number is nginx's, which counts only those that are not answered yet.
 const INCLUDES_MAX: u32 = 65535 - 1000;
 
 /// Maximum size of the blocks and the variables of a request, in bytes.

@@ -13,6 +13,9 @@
 //! instructions. Another loop's lock is only tried, so a loop that stalls or has ended delays no other, and the streams
 //! it has parked remain available.
 //!
+//! All workers share them, so that `keepalive` is a number of the server and not of each worker, and a server's closed
+//! connections are found before a request meets one; `docs/decisions/0002-threads-in-one-worker-process.md`.
+//!
 //! A stream with unread bytes, an end or an error is not idle. It is closed by the first that notices: `park`, the
 //! thread (by an epoll event), or `take`. The thread also closes streams whose timeout has expired, within a second.
 //!
