@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_is_who_is_full() {
+    fn limit_names_the_side_that_is_fully_busy() {
         assert_eq!(limit(0.99, 0.99, 0.0), "server");
         assert_eq!(limit(0.80, 0.99, 0.2), "client");
         assert_eq!(limit(0.50, 0.45, 0.5), "others");

@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_turned_on_is_all_that_differs() {
+    fn cases_differ_only_by_the_figures_turned_on() {
         for case in CASES {
             let plain = case.on.server.replace("status_zone site; ", "").replace("status_zone site;", "");
             let plain = plain.replace("status_zone counted; ", "").replace("status_zone file; ", "");

@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_compared_is() {
+    fn rows_with_both_counts_are_compared() {
         let candidate = |label: &str, aio| {
             let program = Program::new("gale", Kind::Gale, Path::new("gale"));
             Candidate { label: label.to_owned(), program, aio }

@@ -27,7 +27,7 @@ with_each_driver!(
     accept_mutex_comes_and_goes_with_a_reload,
     sockets_of_workers_that_go_are_adopted_and_given_back,
     connections_at_a_removed_address_need_room,
-    nobody_waits_while_a_new_binary_takes_over,
+    clients_are_answered_while_a_new_binary_takes_over,
     memory_is_shared_out_again_when_the_number_of_workers_changes,
     listen_multipath_takes_connections_of_multipath_tcp,
 );
@@ -312,7 +312,7 @@ fn connections_at_a_removed_address_need_room(driver: Driver) {
     server.stop();
 }
 
-fn nobody_waits_while_a_new_binary_takes_over(driver: Driver) {
+fn clients_are_answered_while_a_new_binary_takes_over(driver: Driver) {
     let mut server = Setup::http(driver, "server { listen %TCP%; return 200 hello; }").start();
     // One at a time: a connection that no worker notices would wait for the next one, which never comes.
     let churn = Churn::begin(&server, 1);

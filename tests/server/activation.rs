@@ -16,7 +16,7 @@ with_each_driver![
     unused_socket_is_kept_over_an_upgrade,
     reuseport_opens_more_sockets_beside_a_passed_one,
     without_a_master_sockets_are_kept_all_the_same,
-    what_cannot_be_listened_on_is_told,
+    unusable_passed_sockets_are_named,
 ];
 
 const HELLO: &str = "server { listen %TCP%; return 200 hello; }";
@@ -190,7 +190,7 @@ fn without_a_master_sockets_are_kept_all_the_same(driver: Driver) {
     assert!(server.directory.path().join("passed.sock").exists(), "the file is the manager's");
 }
 
-fn what_cannot_be_listened_on_is_told(driver: Driver) {
+fn unusable_passed_sockets_are_named(driver: Driver) {
     let directory = Directory::new();
     let manager = Manager::new(&directory);
     let connection = TcpStream::connect(manager.tcp.local_addr().expect("bound")).expect("it listens");

@@ -63,7 +63,7 @@ Different (";
 }
 
 #[test]
-fn what_nginx_documents_for_others_is_neither_unknown_nor_gale_s_own() {
+fn commercial_and_third_party_directives_are_neither_unknown_nor_gale_s_own() {
     let text = "events {}
         http {
             keyval_zone zone=one:32k;

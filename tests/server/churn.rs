@@ -16,8 +16,8 @@ use rustix::process::{Pid, Signal};
 use crate::support::{self, Client, DEADLINE, Driver, Server, Setup, http_configuration, with_each_driver};
 
 with_each_driver!(
-    reloads_disturb_nobody_on_a_shared_socket,
-    reloads_disturb_nobody_on_sockets_of_each_worker,
+    reloads_disturb_no_client_on_a_shared_socket,
+    reloads_disturb_no_client_on_sockets_of_each_worker,
     a_process_takes_over_from_another_on_a_shared_socket,
     a_process_takes_over_from_another_on_sockets_of_each_worker,
     a_killed_process_loses_only_what_it_had_on_a_shared_socket,
@@ -33,12 +33,12 @@ const KEPT_CLIENTS: usize = 2;
 /// Answers between two changes, so that each change meets active clients.
 const ANSWERS_BETWEEN: u64 = 50;
 
-fn reloads_disturb_nobody_on_a_shared_socket(driver: Driver) {
-    reloads_disturb_nobody(driver, SHARED);
+fn reloads_disturb_no_client_on_a_shared_socket(driver: Driver) {
+    reloads_disturb_no_client(driver, SHARED);
 }
 
-fn reloads_disturb_nobody_on_sockets_of_each_worker(driver: Driver) {
-    reloads_disturb_nobody(driver, REUSEPORT);
+fn reloads_disturb_no_client_on_sockets_of_each_worker(driver: Driver) {
+    reloads_disturb_no_client(driver, REUSEPORT);
 }
 
 fn a_process_takes_over_from_another_on_a_shared_socket(driver: Driver) {
@@ -64,7 +64,7 @@ fn configuration(driver: Driver, socket: &str) -> String {
     )
 }
 
-fn reloads_disturb_nobody(driver: Driver, socket: &str) {
+fn reloads_disturb_no_client(driver: Driver, socket: &str) {
     let text = configuration(driver, socket);
     let mut server = Setup::configuration(&text).start();
     let worker = server.worker();

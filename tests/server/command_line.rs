@@ -287,7 +287,7 @@ fn signals_are_sent_by_name() {
 }
 
 #[test]
-fn signals_to_nobody_are_told_in_nginx_s_words() {
+fn signals_without_a_process_give_nginx_s_errors() {
     let directory = directory_with(GOOD);
     let send = || run(&directory, &["-s", "stop", "-c", "%DIR%/gale.conf"]);
     assert_eq!(send(), failure("gale: [error] open() \"%DIR%/pid\" failed (2: No such file or directory)\n"));

@@ -38,7 +38,7 @@ fn reload(directory: &Directory) -> (String, bool) {
 const IN_FORCE: &str = "gale: the new configuration is in force\n";
 
 #[test]
-fn who_asks_for_a_reload_hears_when_it_is_in_force() {
+fn reload_is_answered_when_it_is_in_force() {
     let server = Server::start(Driver::Epoll, "return 200 one;");
     for text in ["two", "three"] {
         write(&server.directory, &served(&format!("return 200 {text};")));
@@ -100,7 +100,7 @@ fn all_who_ask_at_once_hear_the_end() {
 }
 
 #[test]
-fn clients_that_say_something_else_or_nothing_are_in_nobodys_way() {
+fn silent_or_malformed_control_clients_delay_no_reload() {
     let server = Server::start(Driver::Epoll, "return 200 one;");
     let name = format!("gale/control/{}", server.pid_in_file().as_raw_pid());
     let connect = || UnixStream::connect_addr(&SocketAddr::from_abstract_name(&name).expect("a name"));

@@ -24,13 +24,13 @@ with_each_driver!(
     pieces_take_the_rung_that_does_not_wait,
     a_pool_that_is_not_there_is_an_error_of_its_request,
     a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else,
-    what_is_no_regular_file_is_never_waited_for,
+    fifos_and_sockets_are_never_waited_for,
     an_unprivileged_worker_serves_what_it_may_read,
     every_file_system_delivers_the_same,
     a_disk_has_the_number_of_its_files,
     a_mount_says_which_reads_are_left_to_threads,
     a_broken_file_system_costs_only_who_asks_for_it,
-    reads_that_never_end_hold_up_nobody_else,
+    reads_that_never_end_delay_no_other_requests,
     nor_do_they_hold_up_the_end_of_the_server,
     nor_do_they_hold_up_what_comes_after_a_worker_that_died,
     nor_do_they_keep_an_address_when_the_server_waits_for_a_client,
@@ -352,7 +352,7 @@ fn refusal(server: &Server, path: &str, fields: &str) -> (Client, Response, Stri
     refused.expect("a full pool refuses something")
 }
 
-fn what_is_no_regular_file_is_never_waited_for(driver: Driver) {
+fn fifos_and_sockets_are_never_waited_for(driver: Driver) {
     let server = setup(driver, "location / { root %DIR%/files; }").file("files/x", "x").start();
     let directory = server.directory.path().join("files");
     let mode = Mode::from_raw_mode(0o666);
@@ -670,7 +670,7 @@ fn a_broken_file_system_costs_only_who_asks_for_it(driver: Driver) {
     server.end_with_alerts();
 }
 
-fn reads_that_never_end_hold_up_nobody_else(driver: Driver) {
+fn reads_that_never_end_delay_no_other_requests(driver: Driver) {
     let Some(mounted) = mount_alone() else { return };
     let server = broken(driver, &mounted.point());
     let path = server.directory.path().join("files/cold");

@@ -7,7 +7,7 @@ use crate::support::{Client, Driver, Server, Setup, configuration, http_configur
 
 with_each_driver!(
     variables_say_where_a_client_is,
-    what_is_not_known_has_no_value,
+    unknown_address_has_no_value,
     addresses_of_every_family_are_looked_up,
     organizations_are_those_of_every_kind_of_database,
     proxies_are_believed_if_they_are_trusted,
@@ -96,7 +96,7 @@ fn variables_say_where_a_client_is(driver: Driver) {
     assert!(of(&mut client, "192.0.2.200").starts_with("AT|AUT|Austria Oberammergau"));
 }
 
-fn what_is_not_known_has_no_value(driver: Driver) {
+fn unknown_address_has_no_value(driver: Driver) {
     let databases = "geoip_country %DIR%/country.mmdb; geoip_city %DIR%/city.mmdb;
         map $geoip_country_code $known { '' no; default yes; }
         server { listen %UNIX%; return 200 '[$geoip_country_code$geoip_city] $known'; }

@@ -18,7 +18,7 @@ with_each_driver!(
     a_server_streams_and_is_not_read_ahead_of_its_client,
     a_client_streams_and_its_half_close_reaches_the_server,
     both_sides_stream_at_once,
-    what_stands_behind_a_request_passes,
+    body_and_trailers_of_a_request_pass,
     a_deadline_ends_the_waiting,
     errors_of_our_own_have_a_status_of_grpc,
     addresses_come_from_variables_and_unix_sockets,
@@ -171,7 +171,7 @@ fn both_sides_stream_at_once(driver: Driver) {
     server.stop();
 }
 
-fn what_stands_behind_a_request_passes(driver: Driver) {
+fn body_and_trailers_of_a_request_pass(driver: Driver) {
     let backend = Backend::tcp();
     let server = start(driver, &backend, "");
     let mut client = Http2::unix(&server);

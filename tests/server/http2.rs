@@ -17,7 +17,7 @@ with_each_driver!(
     files_are_whole_whatever_the_windows,
     bodies_are_passed_on_with_their_trailers,
     a_client_that_expects_100_is_told_to_continue,
-    a_body_that_nobody_wants_is_thrown_away_until_its_window_is_used_up,
+    unwanted_body_is_discarded_until_its_window_is_used_up,
     malformed_rest_of_an_answered_request_resets_its_stream,
     requests_of_a_client_that_has_gone_reach_no_server,
     client_that_has_gone_is_noticed_behind_a_full_buffer,
@@ -31,11 +31,11 @@ with_each_driver!(
     a_connection_ends_in_two_steps_and_loses_no_request,
     an_address_that_is_gone_ends_its_connections_in_two_steps,
     a_connection_ends_behind_its_last_request_or_when_it_is_idle,
-    what_could_smuggle_a_request_reaches_nobody,
+    request_that_could_be_smuggled_reaches_no_upstream,
     websockets_are_upgrades_for_the_servers_behind,
     the_log_line_of_a_websocket_has_the_values_that_its_response_had,
     a_client_certificate_is_asked_for_by_name,
-    floods_end_the_connection_and_nobody_else,
+    floods_end_only_their_own_connection,
     a_window_of_one_byte_is_a_flood_when_it_lasts,
     thousands_of_connections_with_an_idle_stream_each_cost_little_memory,
     directives_are_checked_and_obsolete_ones_accepted,
@@ -274,7 +274,7 @@ fn a_client_that_expects_100_is_told_to_continue(driver: Driver) {
     server.stop();
 }
 
-fn a_body_that_nobody_wants_is_thrown_away_until_its_window_is_used_up(driver: Driver) {
+fn unwanted_body_is_discarded_until_its_window_is_used_up(driver: Driver) {
     let server = setup(driver, "location / { return 200 early; }").start();
     let mut client = Http2::unix(&server);
     let answered = |client: &mut Http2| {
@@ -686,7 +686,7 @@ const SMUGGLING_HEADS: &[&[(&str, &str)]] = &[
     &[(":method", "CONNECT"), (":protocol", "other"), (":scheme", "http"), (":path", "/"), (":authority", "a")],
 ];
 
-fn what_could_smuggle_a_request_reaches_nobody(driver: Driver) {
+fn request_that_could_be_smuggled_reaches_no_upstream(driver: Driver) {
     let backend = Backend::tcp();
     let address = backend.address().to_owned();
     let serving = backend.serve(|_, client| {
@@ -937,7 +937,7 @@ fn bomb(large: &str) -> Vec<u8> {
     block
 }
 
-fn floods_end_the_connection_and_nobody_else(driver: Driver) {
+fn floods_end_only_their_own_connection(driver: Driver) {
     let backend = Backend::tcp();
     let text = format!(
         "server {{ listen %UNIX%; http2 on; return 200 ok; }}

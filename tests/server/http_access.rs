@@ -12,14 +12,14 @@ with_each_driver!(
     passwords_of_every_form_are_understood,
     without_the_right_password_one_is_asked_for_it,
     changes_to_a_password_file_count_at_once,
-    a_password_file_that_cannot_be_read_lets_nobody_in,
+    unreadable_password_file_lets_no_user_in,
     the_password_file_may_depend_on_the_request,
     a_password_may_be_needed_for_some_methods_only,
-    who_has_no_right_password_waits,
+    wrong_password_is_delayed,
     a_client_that_leaves_while_it_waits_is_logged,
-    a_slow_hash_holds_up_nobody_else,
+    slow_password_hash_delays_no_other_requests,
     trusted_servers_say_who_the_client_is,
-    nobody_else_says_who_the_client_is,
+    untrusted_address_cannot_set_the_client_address,
     the_client_is_found_behind_several_servers,
     the_client_is_who_the_proxy_protocol_says,
 );
@@ -254,7 +254,7 @@ fn changes_to_a_password_file_count_at_once(driver: Driver) {
     server.stop();
 }
 
-fn a_password_file_that_cannot_be_read_lets_nobody_in(driver: Driver) {
+fn unreadable_password_file_lets_no_user_in(driver: Driver) {
     let server = setup(
         driver,
         "auth_basic realm;
@@ -302,7 +302,7 @@ fn a_password_may_be_needed_for_some_methods_only(driver: Driver) {
     server.stop();
 }
 
-fn who_has_no_right_password_waits(driver: Driver) {
+fn wrong_password_is_delayed(driver: Driver) {
     let server = setup(
         driver,
         "auth_basic realm; auth_basic_user_file %DIR%/users;
@@ -337,7 +337,7 @@ fn a_client_that_leaves_while_it_waits_is_logged(driver: Driver) {
     server.stop();
 }
 
-fn a_slow_hash_holds_up_nobody_else(driver: Driver) {
+fn slow_password_hash_delays_no_other_requests(driver: Driver) {
     // A hash that takes minutes to verify.
     const SLOW: &str = "slow:$2y$20$abcdefghijklmnopqrstuuWG29KuyeAicPCJODk1zjyGvyQUU2awu\n";
     let server = setup(driver, "location /a/ { auth_basic realm; auth_basic_user_file %DIR%/users; } location / { }")
@@ -398,7 +398,7 @@ fn trusted_servers_say_who_the_client_is(driver: Driver) {
     server.stop();
 }
 
-fn nobody_else_says_who_the_client_is(driver: Driver) {
+fn untrusted_address_cannot_set_the_client_address(driver: Driver) {
     let server = setup(driver, &format!("set_real_ip_from unix:; set_real_ip_from 10.0.0.0/8; {TELL}")).start();
     let (mut unix, mut tcp) = (server.connect(), server.connect_tcp(1));
     assert!(client_of(&mut tcp, "/f", "X-Real-IP: 192.0.2.1\r\n").starts_with("127.0.0.1|"));

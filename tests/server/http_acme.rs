@@ -20,7 +20,7 @@ with_each_driver!(
     a_certificate_is_obtained_over_http_whatever_other_requests_get,
     a_certificate_is_obtained_over_tls_whatever_other_handshakes_get,
     a_certificate_is_obtained_over_an_address_of_stream,
-    what_a_responder_says_is_stapled_to_what_was_obtained,
+    ocsp_response_is_stapled_to_an_obtained_certificate,
     a_restart_and_a_reload_keep_what_was_obtained,
     a_certificate_is_renewed_when_the_issuer_wants_it,
     a_name_that_cannot_be_verified_is_tried_again_after_a_reload,
@@ -28,7 +28,7 @@ with_each_driver!(
     an_issuer_that_fails_leaves_everything_as_it_is,
     an_account_is_bound_to_one_that_the_issuer_knows,
     another_process_answers_what_the_issuer_asks,
-    what_cannot_be_obtained_is_said,
+    failure_to_obtain_a_certificate_is_logged,
     settings_that_cannot_be_are_errors,
     the_variables_may_be_used_beside_others,
     pebble_issues_over_both_challenges,
@@ -181,7 +181,7 @@ fn a_certificate_is_obtained_over_an_address_of_stream(driver: Driver) {
     server.stop();
 }
 
-fn what_a_responder_says_is_stapled_to_what_was_obtained(driver: Driver) {
+fn ocsp_response_is_stapled_to_an_obtained_certificate(driver: Driver) {
     let acme = AcmeServer::start();
     let later = ("2080-01-01T00:00:00Z", "2080-01-02T00:00:00Z");
     acme.set_windows(&[("2025-01-01T00:00:00Z", "2025-01-02T00:00:00Z"), later]);
@@ -439,7 +439,7 @@ fn another_process_answers_what_the_issuer_asks(driver: Driver) {
     }
 }
 
-fn what_cannot_be_obtained_is_said(driver: Driver) {
+fn failure_to_obtain_a_certificate_is_logged(driver: Driver) {
     let acme = AcmeServer::start();
     let mut server = start(setup(driver, &acme, "state_path %DIR%/state;", ""), &acme);
     server.wait_logged("terms of service, https://issuer.example/terms: accept them with \"accept_terms_of_service\"");

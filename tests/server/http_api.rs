@@ -11,8 +11,8 @@ with_each_driver!(
     servers_are_added_changed_and_removed,
     a_whole_list_is_replaced_at_once_or_not_at_all,
     lists_of_servers_are_made_in_a_thread,
-    what_is_told_of_servers_can_be_put_back_whatever_balances_them,
-    what_cannot_be_done_is_told_and_changes_nothing,
+    listed_servers_can_be_put_back_with_any_balancing_method,
+    impossible_change_is_an_error_and_changes_nothing,
     changes_live_until_a_reload_alters_the_servers,
     a_state_file_has_what_was_changed,
     a_change_that_cannot_be_kept_does_not_happen,
@@ -201,7 +201,7 @@ fn lists_of_servers_are_made_in_a_thread(driver: Driver) {
     server.stop();
 }
 
-fn what_is_told_of_servers_can_be_put_back_whatever_balances_them(driver: Driver) {
+fn listed_servers_can_be_put_back_with_any_balancing_method(driver: Driver) {
     let methods = [
         "",
         "least_conn;",
@@ -243,7 +243,7 @@ fn what_is_told_of_servers_can_be_put_back_whatever_balances_them(driver: Driver
     server.stop();
 }
 
-fn what_cannot_be_done_is_told_and_changes_nothing(driver: Driver) {
+fn impossible_change_is_an_error_and_changes_nothing(driver: Driver) {
     let server = start(driver, "server 127.0.0.1:1; server 127.0.0.1:2;");
     let before = listed(&server);
     let first = format!("{SERVERS}/0");

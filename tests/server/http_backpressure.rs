@@ -8,7 +8,7 @@ with_each_driver!(
     a_consumer_that_stalls_stops_its_sender,
     a_reader_that_stalls_stops_what_is_echoed_to_it,
     a_tunnel_goes_on_in_one_direction_when_the_other_has_ended,
-    an_upload_that_nobody_keeps_takes_no_memory,
+    discarded_upload_takes_no_memory,
 );
 
 /// Most bytes that the server may take of an unread body: its own buffers and those of two sockets, which the kernel
@@ -229,7 +229,7 @@ fn a_tunnel_goes_on_in_one_direction_when_the_other_has_ended(driver: Driver) {
     server.stop();
 }
 
-fn an_upload_that_nobody_keeps_takes_no_memory(driver: Driver) {
+fn discarded_upload_takes_no_memory(driver: Driver) {
     let server =
         one_worker(driver, "location /count { test_count_body; } location /unread { return 200 unread; }").start();
     let mut client = server.connect();

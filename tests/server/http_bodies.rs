@@ -7,12 +7,12 @@ with_each_driver!(
     bodies_are_stored_in_memory_or_in_a_file,
     bodies_are_in_a_file_where_no_memory_is_for_them,
     a_client_that_expects_100_is_told_to_go_on,
-    a_client_that_expects_100_is_not_told_when_nobody_wants_the_body,
+    no_100_is_sent_for_an_unwanted_body,
     bodies_larger_than_allowed_are_refused_by_their_length,
     bodies_larger_than_allowed_are_refused_while_they_come,
     a_client_that_stops_sending_gets_408,
     a_client_that_leaves_in_its_body_is_logged,
-    bodies_that_nobody_reads_are_passed_over,
+    unread_bodies_are_skipped,
     an_unread_body_that_does_not_come_closes_the_connection,
     a_body_is_sent_back_while_it_is_still_coming,
     trailers_of_a_request_reach_the_handler,
@@ -111,7 +111,7 @@ fn a_client_that_expects_100_is_told_to_go_on(driver: Driver) {
     server.stop();
 }
 
-fn a_client_that_expects_100_is_not_told_when_nobody_wants_the_body(driver: Driver) {
+fn no_100_is_sent_for_an_unwanted_body(driver: Driver) {
     let server = Server::start(driver, "location / { return 200 hello; } location /small { client_max_body_size 1; }");
     for (path, status) in [("/", 200), ("/small", 413)] {
         let mut client = server.connect();
@@ -202,7 +202,7 @@ fn a_client_that_leaves_in_its_body_is_logged(driver: Driver) {
     server.stop();
 }
 
-fn bodies_that_nobody_reads_are_passed_over(driver: Driver) {
+fn unread_bodies_are_skipped(driver: Driver) {
     let setup = Setup::server(
         driver,
         "client_max_body_size 0; root %DIR%/files; location /text { return 200 text; } error_page 405 /page;",

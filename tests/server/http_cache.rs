@@ -7,18 +7,18 @@ use crate::support::{Backend, Client, Directory, Driver, Response, Server, Servi
 
 with_each_driver!(
     a_response_is_stored_and_found_by_its_key,
-    what_may_not_be_stored_is_not,
-    what_has_not_changed_for_long_is_fresh_for_a_part_of_that,
+    uncacheable_response_is_not_stored,
+    heuristic_freshness_is_a_part_of_the_age,
     a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round,
     answer_without_body_is_the_same_while_and_after_it_is_stored,
     parts_and_conditions_are_answered_out_of_the_cache,
     parts_and_conditions_are_answered_from_a_response_that_is_not_stored,
-    what_a_server_says_of_parts_is_kept_where_the_cache_has_none,
+    accept_ranges_of_an_error_is_kept,
     variants_are_told_apart_by_the_fields_that_vary_names,
     languages_share_a_variant_in_any_order_where_the_location_says_so,
     a_304_renews_what_is_stored,
     something_stale_is_used_where_that_is_allowed,
-    what_is_stale_is_fetched_anew_beside_the_request,
+    stale_response_is_refreshed_in_the_background,
     a_response_is_stored_when_it_was_asked_for_min_uses_times,
     an_early_hint_is_no_part_of_what_is_stored,
     damaged_and_foreign_files_are_never_served,
@@ -38,7 +38,7 @@ with_each_driver!(
     a_response_behind_x_accel_redirect_is_not_found_for_the_first_uri,
     keys_that_are_too_long_are_not_cached,
     a_hit_goes_by_sendfile_from_64_kib_on,
-    a_file_that_somebody_has_removed_is_noticed,
+    removed_cache_file_is_noticed,
 );
 
 /// The http block of a cache in `%DIR%/cache`, with `more` in its location.
@@ -123,7 +123,7 @@ fn files_in(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn what_may_not_be_stored_is_not(driver: Driver) {
+fn uncacheable_response_is_not_stored(driver: Driver) {
     let backend = origin();
     let server =
         caching(driver, &backend, "proxy_cache_valid 404 1m; proxy_no_cache $arg_no; proxy_cache_bypass $arg_by;");
@@ -155,7 +155,7 @@ fn what_may_not_be_stored_is_not(driver: Driver) {
     server.stop();
 }
 
-fn what_has_not_changed_for_long_is_fresh_for_a_part_of_that(driver: Driver) {
+fn heuristic_freshness_is_a_part_of_the_age(driver: Driver) {
     let backend = origin();
     let unchanged = "X-Fields: Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
     let server = caching(driver, &backend, "proxy_cache_heuristic 10%;");
@@ -333,7 +333,7 @@ fn parts_and_conditions_are_answered_from_a_response_that_is_not_stored(driver: 
 }
 
 /// The cache cuts no ranges out of errors, so the server's field is kept, stored or not.
-fn what_a_server_says_of_parts_is_kept_where_the_cache_has_none(driver: Driver) {
+fn accept_ranges_of_an_error_is_kept(driver: Driver) {
     let backend = origin();
     let server = caching(driver, &backend, "");
     let mut client = server.connect();
@@ -415,7 +415,7 @@ fn something_stale_is_used_where_that_is_allowed(driver: Driver) {
     server.stop();
 }
 
-fn what_is_stale_is_fetched_anew_beside_the_request(driver: Driver) {
+fn stale_response_is_refreshed_in_the_background(driver: Driver) {
     let backend = origin();
     let server = caching(driver, &backend, "proxy_cache_use_stale updating; proxy_cache_background_update on;");
     let mut client = server.connect();
@@ -886,7 +886,7 @@ fn a_hit_goes_by_sendfile_from_64_kib_on(driver: Driver) {
     server.stop();
 }
 
-fn a_file_that_somebody_has_removed_is_noticed(driver: Driver) {
+fn removed_cache_file_is_noticed(driver: Driver) {
     let backend = origin();
     let server = caching(driver, &backend, "");
     let path = server.directory.path().join("cache");

@@ -11,7 +11,7 @@ with_each_driver!(
     a_response_of_unknown_length_is_stored_without_its_client_if_it_ends,
     a_response_without_end_is_given_up_when_its_client_has_left,
     parts_are_stored_where_the_key_has_their_range,
-    what_was_stored_later_than_now_is_stale,
+    response_stored_in_the_future_is_stale,
     empty_levels_are_none,
     cache_status_and_the_log_tell_why_nothing_was_stored,
     a_response_is_not_told_to_be_stored_where_the_disk_fails,
@@ -199,7 +199,7 @@ fn postpone(file: &Path, by: u64) {
 }
 
 /// As after the clock was set back.
-fn what_was_stored_later_than_now_is_stale(driver: Driver) {
+fn response_stored_in_the_future_is_stale(driver: Driver) {
     let backend = origin();
     for (by, first) in [(0, "HIT"), (3600, "EXPIRED")] {
         let directory = Directory::new();

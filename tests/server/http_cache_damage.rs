@@ -6,7 +6,7 @@ use crate::support::{Backend, Directory, Driver, Response, Server, Serving, Setu
 
 with_each_driver!(
     no_damaged_byte_of_a_large_body_is_sent_and_the_next_request_fetches_it_anew,
-    what_follows_a_damaged_block_comes_from_the_upstream_where_it_can_be_resumed,
+    rest_after_a_damaged_block_comes_from_the_upstream_if_it_can_be_resumed,
     rest_of_a_damaged_body_is_cut_from_all_of_it_where_the_upstream_sends_no_part,
     entry_cut_while_it_is_in_use_is_fetched_anew,
     parts_of_a_damaged_body_are_right_or_broken_off,
@@ -210,7 +210,7 @@ fn no_damaged_byte_of_a_large_body_is_sent_and_the_next_request_fetches_it_anew(
     }
 }
 
-fn what_follows_a_damaged_block_comes_from_the_upstream_where_it_can_be_resumed(driver: Driver) {
+fn rest_after_a_damaged_block_comes_from_the_upstream_if_it_can_be_resumed(driver: Driver) {
     let (directory, backend) = (Directory::new(), origin());
     let paths = paths("tagged");
     damaged(driver, &directory, &backend, &paths);

@@ -20,7 +20,7 @@ with_each_driver!(
     a_damaged_journal_loses_no_purge,
     a_purge_waits_only_so_long_for_a_disk_that_hangs,
     the_cache_is_no_larger_than_it_may_be,
-    what_nobody_asks_for_goes,
+    unused_entry_is_removed,
     a_second_server_on_the_same_directory_is_told_so,
     files_of_others_stay_and_are_told_of,
     three_disks_have_their_shares_and_pools,
@@ -33,11 +33,11 @@ with_each_driver!(
     a_disk_that_answers_others_is_slow_and_not_silent,
     a_journal_that_takes_long_is_waited_for_in_vain_only_once,
     an_entry_that_could_not_be_read_in_time_is_not_stored_once_more,
-    what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait,
+    replacement_of_an_unreadable_entry_is_shared_by_all_waiting_clients,
     a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs,
     response_is_whole_whichever_call_of_its_disk_fails,
     max_size_is_about_the_room_that_files_take,
-    what_a_killed_process_was_storing_is_removed,
+    unfinished_files_of_a_killed_process_are_removed,
     a_directory_that_was_removed_is_used_again,
     a_flipped_bit_of_a_body_is_found_when_it_is_opened,
     a_fill_goes_on_over_a_reload,
@@ -267,7 +267,7 @@ fn the_cache_is_no_larger_than_it_may_be(driver: Driver) {
     assert!(bytes <= 200 * 1024 && count >= 15, "{count} {bytes}");
 }
 
-fn what_nobody_asks_for_goes(driver: Driver) {
+fn unused_entry_is_removed(driver: Driver) {
     let (directory, backend) = (Directory::new(), origin());
     let server = caching(driver, directory.path(), "", &backend).start();
     server.get("/a");
@@ -739,7 +739,7 @@ fn an_entry_that_could_not_be_read_in_time_is_not_stored_once_more(driver: Drive
     server.end(Signal::TERM);
 }
 
-fn what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait(driver: Driver) {
+fn replacement_of_an_unreadable_entry_is_shared_by_all_waiting_clients(driver: Driver) {
     let Some(disk) = mounted() else { return };
     let backend = Backend::tcp();
     let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri; proxy_cache_lock on;
@@ -853,7 +853,7 @@ fn being_written(directory: &Path) -> usize {
     entries.filter(|entry| entry.file_name().len() == 43).count()
 }
 
-fn what_a_killed_process_was_storing_is_removed(driver: Driver) {
+fn unfinished_files_of_a_killed_process_are_removed(driver: Driver) {
     let (directory, backend) = (Directory::new(), Backend::tcp());
     let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri; proxy_cache_disk_timeout 60s;
         server { listen %UNIX%; proxy_cache one; location / { proxy_pass http://BACKEND; } }";

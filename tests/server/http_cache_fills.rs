@@ -11,14 +11,14 @@ with_each_driver!(
     a_response_that_is_stored_is_found_although_an_earlier_one_is_still_coming,
     a_response_goes_into_the_cache_without_its_first_client,
     a_response_goes_into_the_cache_although_its_first_client_leaves_before_the_head,
-    a_first_client_that_is_slow_holds_nobody_up,
+    slow_first_client_delays_no_others,
     requests_for_what_may_not_be_stored_do_not_wait_for_each_other,
     a_request_that_has_waited_for_the_lock_timeout_is_answered_and_not_stored,
     a_request_passes_one_that_takes_longer_than_the_lock_age,
     a_response_that_is_cut_off_is_never_stored_as_whole,
     a_purge_during_a_fill_wins,
     a_purge_wins_over_every_request_that_was_sent_before_it,
-    who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream,
+    client_that_falls_behind_an_unstored_fill_goes_on_from_the_upstream,
     a_file_that_is_being_filled_is_read_without_writing_its_time_of_access,
 );
 
@@ -178,7 +178,7 @@ fn a_response_goes_into_the_cache_although_its_first_client_leaves_before_the_he
     server.stop();
 }
 
-fn a_first_client_that_is_slow_holds_nobody_up(driver: Driver) {
+fn slow_first_client_delays_no_others(driver: Driver) {
     // More than the window, which the first client would read for many hours.
     const LENGTH: usize = 3 << 20;
     let backend = Backend::tcp();
@@ -328,7 +328,7 @@ fn a_purge_wins_over_every_request_that_was_sent_before_it(driver: Driver) {
     server.stop();
 }
 
-fn who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream(driver: Driver) {
+fn client_that_falls_behind_an_unstored_fill_goes_on_from_the_upstream(driver: Driver) {
     const LENGTH: usize = 4 << 20;
     for tag in ["ETag: \"1\"\r\n", "ETag: W/\"1\"\r\n"] {
         let backend = Backend::tcp();

@@ -24,7 +24,7 @@ with_each_driver!(
     a_flood_of_requests_does_not_hold_others_up,
     idle_connections_make_room_for_new_ones,
     a_full_worker_takes_as_many_new_ones_as_it_has_idle_ones,
-    what_is_idle_at_one_address_makes_room_at_the_other,
+    idle_connections_at_one_address_make_room_at_the_other,
     busy_connections_make_new_ones_wait,
     a_thousand_idle_connections_do_no_harm,
     descriptors_that_run_out_come_back,
@@ -329,7 +329,7 @@ fn a_full_worker_takes_as_many_new_ones_as_it_has_idle_ones(driver: Driver) {
     server.stop();
 }
 
-fn what_is_idle_at_one_address_makes_room_at_the_other(driver: Driver) {
+fn idle_connections_at_one_address_make_room_at_the_other(driver: Driver) {
     const COUNT: usize = 100;
     let server = one_worker(driver, COUNT, HELLO).start();
     let mut kept: Vec<Client> = (0..COUNT).map(|_| server.connect()).collect();

@@ -13,7 +13,7 @@ with_each_driver!(
     a_directory_is_listed_as_nginx_lists_it,
     a_list_has_the_form_that_the_location_wants,
     times_in_a_list_are_local_if_that_is_wanted,
-    what_is_no_directory_is_not_listed,
+    only_directories_are_listed,
     lists_are_for_get_and_head,
     an_index_file_comes_before_the_list,
     a_random_file_answers_and_every_file_has_its_turn,
@@ -122,7 +122,7 @@ fn times_in_a_list_are_local_if_that_is_wanted(driver: Driver) {
     server.stop();
 }
 
-fn what_is_no_directory_is_not_listed(driver: Driver) {
+fn only_directories_are_listed(driver: Driver) {
     let server =
         Setup::server(driver, "root %DIR%/files; autoindex on; index;").replace("index;", "").file("files/x", "");
     let server = server.start();

@@ -8,18 +8,18 @@ use crate::support::{Client, Driver, NOBODY, Response, Server, Setup, is_root, w
 with_each_driver!(
     no_path_leads_out_of_its_root,
     an_alias_replaces_its_prefix_to_the_letter,
-    what_a_request_brings_into_a_path_leads_out_of_no_directory,
+    dot_dot_from_a_request_leads_out_of_no_directory,
     names_with_a_null_byte_are_no_names,
     symbolic_links_may_be_refused,
     links_of_other_owners_may_be_refused,
-    what_lies_before_the_checked_part_may_be_a_link,
+    part_before_the_checked_one_may_be_a_link,
     index_and_try_files_do_not_pass_refused_links_either,
     the_first_location_decides_whether_errors_lead_on,
     texts_may_tell_their_status,
     old_browsers_get_long_pages_and_pages_that_lead_on,
     browsers_that_mishandle_kept_connections_get_none,
     redirects_say_what_the_settings_want,
-    what_is_not_found_need_not_be_logged,
+    missing_file_is_not_logged_with_log_not_found_off,
     the_rate_may_be_set,
     variables_tell_of_the_connection_and_the_real_root,
 );
@@ -145,7 +145,7 @@ fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
     server.stop();
 }
 
-fn what_a_request_brings_into_a_path_leads_out_of_no_directory(driver: Driver) {
+fn dot_dot_from_a_request_leads_out_of_no_directory(driver: Driver) {
     let setup = Setup::http(
         driver,
         "map $arg_m $sibling { default ../beside; }
@@ -281,7 +281,7 @@ fn links_of_other_owners_may_be_refused(driver: Driver) {
     server.stop();
 }
 
-fn what_lies_before_the_checked_part_may_be_a_link(driver: Driver) {
+fn part_before_the_checked_one_may_be_a_link(driver: Driver) {
     let server = with_links(Setup::server(
         driver,
         "location / { root %DIR%/root; disable_symlinks on from=$document_root/link; }
@@ -425,7 +425,7 @@ fn redirects_say_what_the_settings_want(driver: Driver) {
     server.stop();
 }
 
-fn what_is_not_found_need_not_be_logged(driver: Driver) {
+fn missing_file_is_not_logged_with_log_not_found_off(driver: Driver) {
     let server = Server::start(
         driver,
         "root %DIR%; location /quiet { log_not_found off; } location /quiet/ { log_not_found off; index none; }",

@@ -22,7 +22,7 @@ with_each_driver!(
     moves_replace_what_is_there_if_they_may,
     destinations_that_lead_elsewhere_are_refused,
     nothing_is_copied_into_itself,
-    what_is_no_file_is_not_copied,
+    only_files_and_directories_are_copied,
     methods_that_are_off_are_not_allowed,
 );
 
@@ -369,7 +369,7 @@ fn nothing_is_copied_into_itself(driver: Driver) {
     server.stop();
 }
 
-fn what_is_no_file_is_not_copied(driver: Driver) {
+fn only_files_and_directories_are_copied(driver: Driver) {
     let server = start(driver, ALL);
     let fifo = html(&server).join("tree/fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();

@@ -13,7 +13,7 @@ use crate::support::{self, Client, Driver, Response, Server, Setup, with_each_dr
 with_each_driver!(
     files_of_every_size_arrive_whole,
     head_tells_what_get_would,
-    a_slow_reader_gets_all_and_holds_nobody_up,
+    slow_reader_gets_all_and_delays_no_others,
     a_client_that_disappears_costs_nothing_but_its_connection,
     memory_that_reads_by_threads_have_taken_goes_back,
     a_file_that_shrinks_while_it_is_sent_breaks_the_answer_off,
@@ -24,7 +24,7 @@ with_each_driver!(
     conditions_decide_between_200_304_and_412,
     settings_decide_about_conditions_and_ranges,
     a_directory_without_its_slash_redirects,
-    what_cannot_be_served_gets_the_status_that_fits,
+    unservable_file_gets_its_status,
     only_get_and_head_fetch_files,
 );
 
@@ -95,7 +95,7 @@ fn head_tells_what_get_would(driver: Driver) {
     server.stop();
 }
 
-fn a_slow_reader_gets_all_and_holds_nobody_up(driver: Driver) {
+fn slow_reader_gets_all_and_delays_no_others(driver: Driver) {
     let servers = format!("server {{ listen %UNIX%; {} location / {{ return 200 quick; }} }}", ways());
     let configuration =
         support::http_configuration(driver, &servers).replace("worker_processes 2", "worker_processes 1");
@@ -412,7 +412,7 @@ fn a_directory_without_its_slash_redirects(driver: Driver) {
     server.stop();
 }
 
-fn what_cannot_be_served_gets_the_status_that_fits(driver: Driver) {
+fn unservable_file_gets_its_status(driver: Driver) {
     let setup = Setup::server(driver, "root %DIR%/files; location /quiet/ { log_not_found off; }");
     let server = setup
         .file("files/page", "a page")

@@ -13,7 +13,7 @@ use crate::support::{self, Client, Driver, Response, Setup, with_each_driver};
 
 with_each_driver!(
     gzip_is_for_those_that_take_it,
-    what_is_compressed_has_no_length_no_ranges_and_a_weak_tag,
+    compressed_response_has_no_length_no_ranges_and_a_weak_tag,
     bodies_of_every_size_are_compressed_whole,
     gzip_passes_over_what_it_is_not_for,
     gzip_proxied_tells_answers_to_proxies_apart,
@@ -23,9 +23,9 @@ with_each_driver!(
     every_level_compresses,
     the_ratio_is_logged,
     a_client_that_leaves_ends_the_compressing,
-    long_compressions_hold_nobody_up,
+    long_compressions_delay_no_other_requests,
     gunzip_is_for_those_that_do_not_take_gzip,
-    what_cannot_be_inflated_breaks_the_answer_off,
+    damaged_gzip_breaks_the_answer_off,
     a_bomb_is_inflated_as_fast_as_the_client_takes_it,
     gzip_static_sends_the_file_beside,
     strings_are_replaced_wherever_they_stand,
@@ -101,7 +101,7 @@ fn gzip_is_for_those_that_take_it(driver: Driver) {
     server.stop();
 }
 
-fn what_is_compressed_has_no_length_no_ranges_and_a_weak_tag(driver: Driver) {
+fn compressed_response_has_no_length_no_ranges_and_a_weak_tag(driver: Driver) {
     let setup = Setup::server(driver, "root %DIR%/files; gzip on;");
     let server = setup.file("files/page.html", text(5000)).start();
     let mut client = server.connect();
@@ -322,7 +322,7 @@ fn a_client_that_leaves_ends_the_compressing(driver: Driver) {
     server.stop();
 }
 
-fn long_compressions_hold_nobody_up(driver: Driver) {
+fn long_compressions_delay_no_other_requests(driver: Driver) {
     let locations = "root %DIR%/files; gzip on; gzip_comp_level 9; location /quick { return 200 quick; }";
     let configuration = support::http_configuration(driver, &format!("server {{ listen %UNIX%; {locations} }}"));
     let setup = Setup::configuration(&configuration.replace("worker_processes 2", "worker_processes 1"));
@@ -373,7 +373,7 @@ fn gunzip_is_for_those_that_do_not_take_gzip(driver: Driver) {
     server.stop();
 }
 
-fn what_cannot_be_inflated_breaks_the_answer_off(driver: Driver) {
+fn damaged_gzip_breaks_the_answer_off(driver: Driver) {
     let setup = Setup::server(driver, "root %DIR%/files; gzip_static always; gunzip on;");
     let packed = gzipped(&text(300_000));
     let mut damaged = packed.clone();

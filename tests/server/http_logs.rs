@@ -31,7 +31,7 @@ with_each_driver!(
     a_log_that_the_request_names_is_only_made_below_an_existing_root,
     a_full_disk_is_told_of_once_and_not_for_each_line,
     syslog_gets_each_line_as_a_datagram,
-    a_syslog_server_that_is_not_there_holds_nobody_up,
+    missing_syslog_server_delays_no_requests,
     fifo_without_a_reader_keeps_its_lines_for_one,
     standard_error_stays_what_it_is_for_those_who_log_there,
     logs_without_a_name_are_standard_error,
@@ -545,7 +545,7 @@ fn syslog_gets_each_line_as_a_datagram(driver: Driver) {
     server.stop();
 }
 
-fn a_syslog_server_that_is_not_there_holds_nobody_up(driver: Driver) {
+fn missing_syslog_server_delays_no_requests(driver: Driver) {
     let server = Server::start(driver, "access_log syslog:server=unix:%DIR%/nobody; return 200 ok;");
     let mut client = server.connect();
     for _ in 0..1000 {

@@ -6,13 +6,13 @@ use crate::support::{Driver, Response, Server, Setup, with_each_driver};
 
 with_each_driver!(
     a_flash_video_begins_at_an_offset_with_a_head,
-    what_is_no_offset_of_the_video_gets_all_of_it,
+    invalid_start_gets_the_whole_video,
     a_film_is_cut_to_the_time_that_is_wanted,
     a_film_without_times_is_sent_as_it_is,
     parts_of_a_part_can_be_had,
     a_film_that_is_none_is_an_error,
     an_index_that_is_too_long_is_refused,
-    what_is_no_film_file_is_left_to_others,
+    directories_and_missing_files_are_left_to_other_modules,
     a_film_goes_out_as_fast_as_it_is_watched_where_the_location_says_so,
 );
 
@@ -56,7 +56,7 @@ fn a_flash_video_begins_at_an_offset_with_a_head(driver: Driver) {
     server.stop();
 }
 
-fn what_is_no_offset_of_the_video_gets_all_of_it(driver: Driver) {
+fn invalid_start_gets_the_whole_video(driver: Driver) {
     let server = start(driver, "location / { flv; }").start();
     for start in ["", "0", "-1", "1000", "99999999999999999999", "1.5", "x"] {
         assert_eq!(server.get(&format!("/1000.flv?start={start}")).body, sample(1_000), "{start}");
@@ -200,7 +200,7 @@ fn an_index_that_is_too_long_is_refused(driver: Driver) {
     server.stop();
 }
 
-fn what_is_no_film_file_is_left_to_others(driver: Driver) {
+fn directories_and_missing_files_are_left_to_other_modules(driver: Driver) {
     let setup = start(driver, "location / { mp4; } location /flv/ { alias %DIR%/html/; flv; }");
     let server = setup.file("html/directory/index.html", "index").start();
     for path in ["", "/flv"] {

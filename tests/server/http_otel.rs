@@ -32,9 +32,9 @@ with_each_driver!(
     an_id_is_made_for_a_request_without_a_span_where_it_is_told,
     a_request_has_one_span_whatever_becomes_of_it,
     names_and_attributes_come_from_variables,
-    what_is_no_utf8_is_replaced,
+    malformed_utf8_in_attributes_is_replaced,
     a_collector_that_is_gone_costs_the_spans_alone,
-    a_collector_that_is_silent_holds_nobody_up,
+    silent_collector_delays_no_requests,
     garbage_of_a_collector_is_told_and_the_next_batch_tries_anew,
     a_collector_that_speaks_something_else_is_left,
     spans_that_a_collector_refuses_count_as_dropped,
@@ -608,7 +608,7 @@ fn names_and_attributes_come_from_variables(driver: Driver) {
     server.stop();
 }
 
-fn what_is_no_utf8_is_replaced(driver: Driver) {
+fn malformed_utf8_in_attributes_is_replaced(driver: Driver) {
     let collector = Collector::new();
     let text =
         format!("{} otel_trace on; server {{ listen %UNIX%; location / {{ return 200 a; }} }}", collector.block());
@@ -657,7 +657,7 @@ fn a_collector_that_is_gone_costs_the_spans_alone(driver: Driver) {
     server.stop();
 }
 
-fn a_collector_that_is_silent_holds_nobody_up(driver: Driver) {
+fn silent_collector_delays_no_requests(driver: Driver) {
     let backend = Backend::tcp();
     let exporter = format!(
         "otel_exporter {{ endpoint http://{}/; batch_size 2; batch_count 3; interval 1h; }}",

@@ -4,14 +4,14 @@ use crate::support::http2::Http2;
 use crate::support::{self, Backend, Client, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
-    what_follows_knows_what_the_request_came_to,
-    nobody_waits_for_what_follows,
-    what_follows_has_a_bound_of_its_own,
+    post_action_has_the_variables_of_its_request,
+    requests_do_not_wait_for_post_actions,
+    post_actions_have_a_bound_of_their_own,
     a_path_is_found_as_after_a_redirect,
     method_body_and_servers_are_those_of_the_request,
-    a_body_that_nobody_has_read_is_not_sent,
+    unread_body_is_not_sent_to_the_post_action,
     a_client_that_leaves_is_told_of,
-    what_follows_has_nothing_following_it,
+    post_action_has_no_post_action,
     requests_without_an_answer_have_nothing_following_them,
     a_missing_location_is_told_of,
     requests_over_http2_have_it_too,
@@ -43,7 +43,7 @@ fn answer(peer: &mut Client) {
     peer.send("HTTP/1.1 201 Created\r\nContent-Length: 6\r\n\r\nunseen");
 }
 
-fn what_follows_knows_what_the_request_came_to(driver: Driver) {
+fn post_action_has_the_variables_of_its_request(driver: Driver) {
     let locations = "location / { set $set here; post_action @done; } location @done { TELL }";
     let (backend, server) = start(driver, locations);
     let mut client = server.connect();
@@ -60,7 +60,7 @@ fn what_follows_knows_what_the_request_came_to(driver: Driver) {
     server.stop();
 }
 
-fn nobody_waits_for_what_follows(driver: Driver) {
+fn requests_do_not_wait_for_post_actions(driver: Driver) {
     let (backend, server) = start(driver, "location / { post_action @done; } location @done { TELL }");
     let mut client = server.connect();
     let mut peers = Vec::new();
@@ -76,7 +76,7 @@ fn nobody_waits_for_what_follows(driver: Driver) {
 }
 
 /// Post actions that one client causes hold at most a quarter of the connections.
-fn what_follows_has_a_bound_of_its_own(driver: Driver) {
+fn post_actions_have_a_bound_of_their_own(driver: Driver) {
     let backend = Backend::tcp();
     let text = "limit_conn_zone $server_name zone=one:64k; server { listen %UNIX%; limit_conn one 1; root %DIR%/www;
          location / { post_action @done; } location @done { proxy_pass http://BACK; } }";
@@ -119,7 +119,7 @@ fn method_body_and_servers_are_those_of_the_request(driver: Driver) {
     server.stop();
 }
 
-fn a_body_that_nobody_has_read_is_not_sent(driver: Driver) {
+fn unread_body_is_not_sent_to_the_post_action(driver: Driver) {
     let (backend, server) = start(driver, "location / { post_action @done; return 200; } location @done { TELL }");
     let mut client = server.connect();
     assert_eq!(client.ask("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello").status, 200);
@@ -141,7 +141,7 @@ fn a_client_that_leaves_is_told_of(driver: Driver) {
     server.stop();
 }
 
-fn what_follows_has_nothing_following_it(driver: Driver) {
+fn post_action_has_no_post_action(driver: Driver) {
     let locations = "post_action /after; location / { } location = /after { log_subrequest on; TELL }
         location /marker { proxy_pass http://BACK; }";
     let (backend, server) = start(driver, locations);

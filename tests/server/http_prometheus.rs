@@ -16,7 +16,7 @@ with_each_driver!(
     templates_write_nothing_that_cannot_be_read,
     a_template_of_that_name_takes_the_place_of_all,
     thousands_of_peers_and_zones_are_told_while_others_are_served,
-    what_is_told_is_gathered_in_the_pool,
+    metrics_are_gathered_in_the_pool,
 );
 
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -370,7 +370,7 @@ fn thousands_of_peers_and_zones_are_told_while_others_are_served(driver: Driver)
     server.stop();
 }
 
-fn what_is_told_is_gathered_in_the_pool(driver: Driver) {
+fn metrics_are_gathered_in_the_pool(driver: Driver) {
     // No other task uses the pool.
     let server = Setup::http(driver, SCRAPED).start();
     let before = eventually(&server, |_| true);

@@ -7,13 +7,13 @@ with_each_driver!(
     a_body_is_sent_with_its_length_when_it_is_whole,
     an_unbuffered_body_is_sent_as_it_comes,
     an_unbuffered_body_is_gone_for_another_server,
-    what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew,
-    what_is_not_to_be_passed_stays_here,
+    replaced_body_and_method_are_framed_anew,
+    body_and_fields_that_are_not_to_be_passed_stay_here,
     body_that_stays_here_is_in_the_variables_nevertheless,
     body_of_the_configuration_is_made_of_the_client_s,
     a_client_that_expects_100_is_told_to_continue,
-    a_client_that_breaks_off_its_body_reaches_nobody_or_ends_the_request,
-    a_body_that_is_too_large_reaches_nobody,
+    body_broken_off_by_the_client_reaches_no_upstream_or_ends_the_request,
+    too_large_body_reaches_no_upstream,
 );
 
 fn a_body_is_sent_with_its_length_when_it_is_whole(driver: Driver) {
@@ -101,7 +101,7 @@ fn an_unbuffered_body_is_gone_for_another_server(driver: Driver) {
     server.stop();
 }
 
-fn what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew(driver: Driver) {
+fn replaced_body_and_method_are_framed_anew(driver: Driver) {
     let backend = mirror();
     let setup = Setup::server(
         driver,
@@ -135,7 +135,7 @@ fn what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew(driver: D
     server.stop();
 }
 
-fn what_is_not_to_be_passed_stays_here(driver: Driver) {
+fn body_and_fields_that_are_not_to_be_passed_stay_here(driver: Driver) {
     let backend = mirror();
     let setup = Setup::server(
         driver,
@@ -225,7 +225,7 @@ fn a_client_that_expects_100_is_told_to_continue(driver: Driver) {
     server.stop();
 }
 
-fn a_client_that_breaks_off_its_body_reaches_nobody_or_ends_the_request(driver: Driver) {
+fn body_broken_off_by_the_client_reaches_no_upstream_or_ends_the_request(driver: Driver) {
     let backend = Backend::tcp();
     let setup = Setup::server(
         driver,
@@ -265,7 +265,7 @@ fn a_client_that_breaks_off_its_body_reaches_nobody_or_ends_the_request(driver: 
     server.stop();
 }
 
-fn a_body_that_is_too_large_reaches_nobody(driver: Driver) {
+fn too_large_body_reaches_no_upstream(driver: Driver) {
     let backend = Backend::tcp();
     let setup = Setup::server(
         driver,

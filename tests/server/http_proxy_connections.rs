@@ -11,12 +11,12 @@ with_each_driver!(
     a_request_has_no_more_time_than_its_whole_may_take,
     a_connection_that_stands_for_a_user_is_not_used_again,
     a_connection_that_stands_for_a_user_goes_on_as_its_client_s_own_with_ntlm,
-    what_comes_over_a_client_s_own_connection_is_stored_for_nobody,
+    response_over_an_ntlm_connection_is_not_stored,
     a_connection_of_a_client_s_own_is_left_when_its_server_has_ended_it,
     a_client_with_http2_has_no_connection_of_its_own,
     a_post_does_not_meet_a_connection_that_has_been_closed,
     variables_tell_of_every_server_that_was_tried,
-    what_goes_wrong_is_logged_in_nginx_words,
+    upstream_failures_are_logged_in_nginx_s_words,
 );
 
 fn a_connection_is_kept_only_where_the_response_leaves_it_clean(driver: Driver) {
@@ -136,7 +136,7 @@ fn variables_tell_of_every_server_that_was_tried(driver: Driver) {
     server.stop();
 }
 
-fn what_goes_wrong_is_logged_in_nginx_words(driver: Driver) {
+fn upstream_failures_are_logged_in_nginx_s_words(driver: Driver) {
     let backend = scripted(&[
         ("/closed", "CLOSE"),
         ("/head", "HTTP/1.1 200 OK\r\nX: yCLOSE"),
@@ -327,7 +327,7 @@ fn a_connection_that_stands_for_a_user_goes_on_as_its_client_s_own_with_ntlm(dri
     server.stop();
 }
 
-fn what_comes_over_a_client_s_own_connection_is_stored_for_nobody(driver: Driver) {
+fn response_over_an_ntlm_connection_is_not_stored(driver: Driver) {
     let backend = Backend::tcp();
     let configuration = "proxy_cache_path %DIR%/cache keys_zone=one:1m; upstream u { server ADDRESS; ntlm; }
         server { listen %UNIX%; proxy_cache one; proxy_cache_valid 1h; location / { proxy_pass http://u; } }";

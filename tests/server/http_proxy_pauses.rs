@@ -18,7 +18,7 @@ with_each_driver!(
     events_are_passed_on_at_once_over_http2,
     events_on_their_way_to_a_cache_are_passed_on_at_once,
     other_protocols_pass_on_what_has_come,
-    what_came_of_a_response_that_breaks_off_is_passed_on,
+    received_part_of_a_response_that_breaks_off_is_passed_on,
     a_compressed_response_is_read_ahead_of_a_slow_client,
 );
 
@@ -293,7 +293,7 @@ fn expect_events(client: &mut Client, target: &str, send_second: impl FnOnce()) 
     inflated.take_text(|| client.chunk().expect("more"), TWO_EVENTS[1]);
 }
 
-fn what_came_of_a_response_that_breaks_off_is_passed_on(driver: Driver) {
+fn received_part_of_a_response_that_breaks_off_is_passed_on(driver: Driver) {
     let backend = Backend::tcp();
     let setup = Setup::server(
         driver,

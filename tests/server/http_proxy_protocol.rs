@@ -9,9 +9,9 @@ with_each_driver!(
     a_connection_without_a_header_is_closed_unanswered,
     a_connection_whose_address_changes_its_mind_is_closed,
     an_address_has_the_protocol_for_all_its_servers,
-    who_is_trusted_says_who_the_client_is,
+    trusted_peer_sets_the_client_address,
     servers_are_told_of_each_client_on_connections_of_its_own,
-    what_introduces_a_client_says_where_it_comes_from,
+    proxy_protocol_to_an_upstream_has_the_client_address,
     a_header_goes_before_the_handshake_and_before_http2,
     every_server_that_is_tried_is_told,
     checks_introduce_themselves,
@@ -114,7 +114,7 @@ fn an_address_has_the_protocol_for_all_its_servers(driver: Driver) {
     server.stop();
 }
 
-fn who_is_trusted_says_who_the_client_is(driver: Driver) {
+fn trusted_peer_sets_the_client_address(driver: Driver) {
     let server = Setup::http(
         driver,
         "real_ip_header proxy_protocol;
@@ -182,7 +182,7 @@ fn servers_are_told_of_each_client_on_connections_of_its_own(driver: Driver) {
     server.stop();
 }
 
-fn what_introduces_a_client_says_where_it_comes_from(driver: Driver) {
+fn proxy_protocol_to_an_upstream_has_the_client_address(driver: Driver) {
     let backend = Backend::tcp();
     let text = format!(
         "proxy_protocol on; set_real_ip_from unix:; real_ip_header X-Real;

@@ -10,7 +10,7 @@ with_each_driver!(
     websockets_need_no_configuration,
     websockets_work_with_the_lines_that_nginx_needs,
     other_protocols_are_for_those_that_the_configuration_names,
-    a_change_that_nobody_has_asked_for_is_refused,
+    unrequested_upgrade_is_refused,
     data_that_comes_with_the_agreement_is_not_lost,
     each_direction_ends_on_its_own,
     an_idle_tunnel_ends_after_the_read_timeout,
@@ -138,7 +138,7 @@ fn other_protocols_are_for_those_that_the_configuration_names(driver: Driver) {
     }
 }
 
-fn a_change_that_nobody_has_asked_for_is_refused(driver: Driver) {
+fn unrequested_upgrade_is_refused(driver: Driver) {
     let (backend, server) = start(driver, "");
     for (number, (asked, given)) in
         [("websocket", "foo"), ("foo", "foo"), ("h2c", "h2c"), ("websocket", "websocket, foo"), ("foo", "websocket")]

@@ -9,13 +9,13 @@ with_each_driver!(
     servers_take_turns_by_weight,
     the_next_server_is_tried_as_configured,
     a_connection_whose_answer_is_replaced_is_used_again,
-    what_is_not_idempotent_is_not_sent_twice,
+    non_idempotent_request_is_not_sent_twice,
     an_unbuffered_body_is_sent_once,
     tries_are_limited,
     a_server_that_fails_is_left_alone_until_its_time_is_over,
     connections_are_used_again_and_not_for_ever,
     a_worker_keeps_connections_that_the_other_one_does_not_need,
-    a_connection_that_was_closed_while_idle_costs_nobody_a_request,
+    connection_closed_while_idle_fails_no_request,
     a_post_is_not_sent_twice_over_a_connection_that_breaks,
     a_killed_server_under_load_loses_no_get,
     without_a_server_the_answer_comes_at_once,
@@ -36,7 +36,7 @@ fn ok() -> Serving {
 }
 
 /// An address without a listener.
-fn nobody() -> String {
+fn address_without_listener() -> String {
     Backend::tcp().address().to_owned()
 }
 
@@ -57,7 +57,7 @@ fn servers_take_turns_by_weight(driver: Driver) {
         one.address,
         two.address,
         spare.address,
-        nobody()
+        address_without_listener()
     );
     let server = start(driver, &servers, "location / { proxy_pass http://u; }");
     let mut client = server.connect();
@@ -121,7 +121,7 @@ fn a_connection_whose_answer_is_replaced_is_used_again(driver: Driver) {
     }
 }
 
-fn what_is_not_idempotent_is_not_sent_twice(driver: Driver) {
+fn non_idempotent_request_is_not_sent_twice(driver: Driver) {
     let closes = Backend::tcp().serve(|_, _| false);
     let good = ok();
     let servers = format!("server {} max_fails=0; server {} backup;", closes.address, good.address);
@@ -142,7 +142,7 @@ fn what_is_not_idempotent_is_not_sent_twice(driver: Driver) {
     }
     server.stop();
     // A request that was never sent may be retried.
-    let servers = format!("server {} max_fails=0; server {} backup;", nobody(), good.address);
+    let servers = format!("server {} max_fails=0; server {} backup;", address_without_listener(), good.address);
     let server = start(driver, &servers, "location / { proxy_pass http://u; }");
     assert_eq!(post(&mut server.connect(), "/").status, 200);
     server.stop();
@@ -250,7 +250,7 @@ fn a_worker_keeps_connections_that_the_other_one_does_not_need(driver: Driver) {
     server.stop();
 }
 
-fn a_connection_that_was_closed_while_idle_costs_nobody_a_request(driver: Driver) {
+fn connection_closed_while_idle_fails_no_request(driver: Driver) {
     let backend = Backend::tcp();
     let servers = format!("server {};", backend.address());
     let server = start(driver, &servers, "location / { proxy_pass http://u; }");
@@ -336,7 +336,8 @@ fn a_killed_server_under_load_loses_no_get(driver: Driver) {
 
 fn without_a_server_the_answer_comes_at_once(driver: Driver) {
     let bad = Backend::tcp().serve(|_, _| false);
-    let servers = format!("server {} fail_timeout=1h; server {} fail_timeout=1h;", bad.address, nobody());
+    let servers =
+        format!("server {} fail_timeout=1h; server {} fail_timeout=1h;", bad.address, address_without_listener());
     let server = start(driver, &servers, "location / { proxy_pass http://u; }");
     let mut client = server.connect();
     assert_eq!(client.get("/").status, 502);

@@ -6,7 +6,7 @@ use crate::support::{Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
     a_response_takes_the_seconds_that_its_rate_wants,
-    what_comes_before_the_limit_goes_out_at_once,
+    bytes_before_the_limit_are_sent_at_once,
     the_rate_may_depend_on_the_request,
     heads_and_answers_without_a_body_never_wait,
     a_client_that_leaves_a_slow_response_ends_it,
@@ -48,7 +48,7 @@ fn a_response_takes_the_seconds_that_its_rate_wants(driver: Driver) {
     server.stop();
 }
 
-fn what_comes_before_the_limit_goes_out_at_once(driver: Driver) {
+fn bytes_before_the_limit_are_sent_at_once(driver: Driver) {
     let server = server(
         driver,
         "limit_rate 1; limit_rate_after 51k; location /later/ { alias %DIR%/files/; limit_rate 20k; limit_rate_after 20k; }",

@@ -9,14 +9,14 @@ with_each_driver!(
     a_head_that_comes_byte_by_byte_means_the_same,
     other_protocols_get_400,
     a_request_in_a_broken_body_is_never_served,
-    a_request_behind_a_broken_body_that_nobody_reads_is_never_served,
+    request_behind_a_broken_unread_body_is_never_served,
     chunk_larger_than_allowed_is_refused_before_its_bytes,
     a_hundred_requests_in_one_piece_are_answered_in_order,
     pipelined_requests_are_answered_with_one_call,
     pipelined_request_that_waits_lets_the_answers_before_it_leave,
     pipelined_request_that_closes_lets_the_answers_before_it_leave,
     pipelined_answers_that_the_client_does_not_take_are_all_kept,
-    pipelined_bodies_that_nobody_reads_are_passed_over,
+    unread_pipelined_bodies_are_skipped,
     old_versions_are_spoken,
     connections_are_kept_as_the_version_and_the_client_say,
     the_target_may_be_absolute,
@@ -261,7 +261,7 @@ fn a_request_in_a_broken_body_is_never_served(driver: Driver) {
     server.stop();
 }
 
-fn a_request_behind_a_broken_body_that_nobody_reads_is_never_served(driver: Driver) {
+fn request_behind_a_broken_unread_body_is_never_served(driver: Driver) {
     let server = Server::start(driver, ECHO);
     for body in BROKEN_CHUNKS {
         let mut client = server.connect();
@@ -414,7 +414,7 @@ fn pipelined_answers_that_the_client_does_not_take_are_all_kept(driver: Driver) 
     server.stop();
 }
 
-fn pipelined_bodies_that_nobody_reads_are_passed_over(driver: Driver) {
+fn unread_pipelined_bodies_are_skipped(driver: Driver) {
     let server = Server::start(driver, &format!("client_max_body_size 0; {ECHO}"));
     let body = "GET /smuggled HTTP/1.1\r\n\r\n".repeat(3000);
     let mut client = server.connect();

@@ -10,8 +10,8 @@ use crate::support::{self, Driver, Setup, with_each_driver};
 with_each_driver!(
     names_are_resolved_where_name_servers_are_configured,
     an_inner_resolver_takes_the_place_of_an_outer_one,
-    a_name_that_nobody_answers_for_holds_up_nobody_else,
-    what_is_known_outlives_a_reload,
+    unanswered_lookup_delays_no_others,
+    resolved_names_outlive_a_reload,
     answers_that_are_none_are_logged,
 );
 
@@ -141,7 +141,7 @@ fn an_inner_resolver_takes_the_place_of_an_outer_one(driver: Driver) {
     server.stop();
 }
 
-fn a_name_that_nobody_answers_for_holds_up_nobody_else(driver: Driver) {
+fn unanswered_lookup_delays_no_others(driver: Driver) {
     let names = NameServer::start();
     let text = format!(
         "resolver {};
@@ -159,7 +159,7 @@ fn a_name_that_nobody_answers_for_holds_up_nobody_else(driver: Driver) {
     server.stop();
 }
 
-fn what_is_known_outlives_a_reload(driver: Driver) {
+fn resolved_names_outlive_a_reload(driver: Driver) {
     let names = NameServer::start();
     let text = |parameters: &str| {
         let configuration = support::http_configuration(

@@ -15,7 +15,7 @@ with_each_driver!(
     response_that_limit_rate_slows_down_shows_as_a_delay,
     wait_in_the_queue_of_a_group_shows_as_queue,
     slow_disk_shows_as_disk,
-    only_what_is_slower_is_told_and_where_it_is_wanted,
+    only_slower_requests_are_logged_and_to_the_log_of_their_server,
 );
 
 /// Minimum length of each wait, in ms.
@@ -199,7 +199,7 @@ fn slow_disk_shows_as_disk(driver: Driver) {
     server.stop();
 }
 
-fn only_what_is_slower_is_told_and_where_it_is_wanted(driver: Driver) {
+fn only_slower_requests_are_logged_and_to_the_log_of_their_server(driver: Driver) {
     let backend = Backend::tcp();
     let text = format!(
         "slow_request_log 1ms notice;

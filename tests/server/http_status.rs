@@ -30,7 +30,7 @@ with_each_driver!(
     listening_sockets_tell_how_many_may_wait,
     handshakes_are_counted_by_the_reason_why_they_fail,
     handshakes_with_peers_are_counted,
-    what_is_not_there_is_an_error_object,
+    missing_object_is_an_error_object,
     a_worker_process_that_dies_is_counted,
 );
 
@@ -629,7 +629,7 @@ fn handshakes_with_peers_are_counted(driver: Driver) {
     server.stop();
 }
 
-fn what_is_not_there_is_an_error_object(driver: Driver) {
+fn missing_object_is_an_error_object(driver: Driver) {
     let server = with_api(driver, SITE).start();
     for (method, path, status, code) in [
         ("GET", "http/server_zones/none", 404, "ServerZoneNotFound"),

@@ -8,8 +8,8 @@ use crate::support::{self, Backend, DEADLINE, Directory, Driver, Server, Setup, 
 with_each_driver!(
     a_response_becomes_the_file_of_its_uri,
     files_are_where_the_path_says_and_nowhere_else,
-    what_is_not_whole_or_no_200_is_not_stored,
-    what_a_client_does_not_wait_for_is_stored_all_the_same,
+    incomplete_or_other_than_200_response_is_not_stored,
+    response_is_stored_although_the_client_leaves,
     a_file_that_cannot_be_written_costs_the_client_nothing,
 );
 
@@ -87,7 +87,7 @@ fn files_are_where_the_path_says_and_nowhere_else(driver: Driver) {
     server.stop();
 }
 
-fn what_is_not_whole_or_no_200_is_not_stored(driver: Driver) {
+fn incomplete_or_other_than_200_response_is_not_stored(driver: Driver) {
     let backend = Backend::tcp();
     let server = store(driver, &backend, "proxy_store on;");
     let answers = [
@@ -112,7 +112,7 @@ fn what_is_not_whole_or_no_200_is_not_stored(driver: Driver) {
     server.stop();
 }
 
-fn what_a_client_does_not_wait_for_is_stored_all_the_same(driver: Driver) {
+fn response_is_stored_although_the_client_leaves(driver: Driver) {
     let backend = Backend::tcp();
     let server = store(driver, &backend, "proxy_store on; access_log %DIR%/own.log;");
     let mut client = server.connect();

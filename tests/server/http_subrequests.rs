@@ -19,7 +19,7 @@ with_each_driver!(
     a_head_is_all_that_a_head_request_starts,
     subrequests_share_variables_and_the_client,
     subrequests_are_logged_where_that_is_wanted,
-    what_is_kept_in_memory_is_bounded,
+    memory_of_pages_is_bounded,
     a_block_that_does_not_fit_stays_hidden,
     the_time_is_shown_in_the_format_of_the_page,
     additions_come_before_and_after,
@@ -27,10 +27,10 @@ with_each_driver!(
     the_method_shown_is_the_client_s,
     answers_of_the_deciding_location_become_variables,
     deciding_is_one_of_several_conditions,
-    a_slow_decision_holds_up_nobody_else,
+    slow_auth_request_delays_no_others,
     other_filters_see_what_they_see_in_nginx,
-    what_is_known_of_the_client_is_known_in_subrequests,
-    what_a_subrequest_finds_out_about_the_client_all_know,
+    client_address_is_known_in_subrequests,
+    client_address_set_in_a_subrequest_is_seen_by_all,
     a_place_taken_in_a_subrequest_is_held_until_the_request_is_over,
     copies_are_made_in_the_background,
     place_of_a_request_is_free_while_its_copy_runs,
@@ -399,7 +399,7 @@ fn subrequests_are_logged_where_that_is_wanted(driver: Driver) {
     server.stop();
 }
 
-fn what_is_kept_in_memory_is_bounded(driver: Driver) {
+fn memory_of_pages_is_bounded(driver: Driver) {
     let locations = "location / { ssi on; } location ~ txt$ { subrequest_output_buffer_size 10; }
         location ~ none$ { subrequest_output_buffer_size 0; }";
     let doubling = format!("<!--#set var=\"x\" value=\"x\" -->{}.", "<!--#set var=\"x\" value=\"$x$x\" -->".repeat(40));
@@ -582,7 +582,7 @@ fn answers_of_the_deciding_location_become_variables(driver: Driver) {
     server.stop();
 }
 
-fn a_slow_decision_holds_up_nobody_else(driver: Driver) {
+fn slow_auth_request_delays_no_others(driver: Driver) {
     let server = setup(driver, "location = /page.html { auth_request /slow; }").file("www/page.html", "page").start();
     let gate = Gate::new(&server);
     let (mut first, second) = (ask(&server, "/page.html"), ask(&server, "/page.html"));
@@ -765,7 +765,7 @@ fn other_filters_see_what_they_see_in_nginx(driver: Driver) {
     server.stop();
 }
 
-fn what_a_subrequest_finds_out_about_the_client_all_know(driver: Driver) {
+fn client_address_set_in_a_subrequest_is_seen_by_all(driver: Driver) {
     let locations = "location / { auth_request /who; ssi on; }
          location = /who { set_real_ip_from unix:; real_ip_header X-Real-IP; empty_gif; }
          location = /address { return 200 $remote_addr; }";
@@ -798,7 +798,7 @@ fn a_place_taken_in_a_subrequest_is_held_until_the_request_is_over(driver: Drive
     server.stop();
 }
 
-fn what_is_known_of_the_client_is_known_in_subrequests(driver: Driver) {
+fn client_address_is_known_in_subrequests(driver: Driver) {
     let locations = "set_real_ip_from unix:; real_ip_header X-Real-IP;
          location / { ssi on; limit_req zone=one; }
          location = /address { return 200 $remote_addr; }

@@ -37,19 +37,19 @@ with_each_driver!(
     authorities_of_clients_are_judged_too,
     an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_certificate,
     a_slow_client_gets_all_of_a_file,
-    certificates_that_nobody_takes_are_warned_of_with_their_line,
+    unacceptable_certificates_are_warned_of_with_their_line,
     names_in_a_client_s_certificate_are_in_a_variable,
     keys_may_have_passwords,
     certificates_may_have_names_with_variables,
     certificates_are_kept_as_long_as_the_cache_says,
     commands_for_openssl_count_after_directives,
     settings_that_cannot_be_are_errors,
-    what_a_client_offers_is_in_variables,
+    offers_of_a_client_are_in_variables,
     clients_are_told_what_a_responder_says,
     clients_are_asked_about_at_a_responder,
     long_keys_sign_beside_the_event_loop,
     certificates_are_sent_compressed_to_clients_that_can_have_it,
-    what_comes_early_is_answered_at_once_unless_it_may_change_something,
+    early_data_is_answered_at_once_unless_the_method_is_unsafe,
 );
 
 /// A certificate for example.com and its authority.
@@ -716,7 +716,7 @@ fn wrong_settings_are_refused_in_nginx_s_words() {
     expect(&server(&format!("{OWN} ssl on;")), "unknown directive \"ssl\"");
 }
 
-fn certificates_that_nobody_takes_are_warned_of_with_their_line(driver: Driver) {
+fn unacceptable_certificates_are_warned_of_with_their_line(driver: Driver) {
     let world = World::new();
     let pair = |change: &dyn Fn(&mut CertificateParams)| {
         let mut params = authority::params(&["example.com"]);
@@ -938,7 +938,7 @@ fn settings_that_cannot_be_are_errors(driver: Driver) {
     }
 }
 
-fn what_a_client_offers_is_in_variables(driver: Driver) {
+fn offers_of_a_client_are_in_variables(driver: Driver) {
     let world = World::new();
     let text = "return 200 \"$ssl_ciphers $ssl_curves $ssl_sigalgs $ssl_ja4\";";
     let server = world.server(driver, text);
@@ -1066,7 +1066,7 @@ fn clients_are_asked_about_at_a_responder(driver: Driver) {
     server.stop();
 }
 
-fn what_comes_early_is_answered_at_once_unless_it_may_change_something(driver: Driver) {
+fn early_data_is_answered_at_once_unless_the_method_is_unsafe(driver: Driver) {
     let world = World::new();
     let text = "ssl_early_data on; return 200 \"early=$ssl_early_data $ssl_session_reused $ssl_protocol\";";
     let server = world.server(driver, text);

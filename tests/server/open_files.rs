@@ -17,11 +17,11 @@ with_each_driver!(
     a_large_file_that_is_held_open_is_always_that_on_disk,
     few_files_are_held_open,
     files_of_every_size_arrive_whole_however_often_they_are_asked_for,
-    what_cannot_be_watched_is_right_all_the_same,
+    unwatchable_file_is_served_as_it_is,
     off_keeps_nothing,
     a_cache_tells_of_changes_although_it_would_believe_for_an_hour,
     a_cache_believes_for_a_while_as_nginx_does,
-    a_file_is_kept_open_from_min_uses_on_until_nobody_asks,
+    file_is_kept_open_from_min_uses_on_until_it_is_inactive,
     errors_are_kept_only_if_told_so,
     directories_are_kept,
     max_bounds_what_is_open_and_a_reload_applies_another_one,
@@ -221,7 +221,7 @@ fn files_of_every_size_arrive_whole_however_often_they_are_asked_for(driver: Dri
     server.stop();
 }
 
-fn what_cannot_be_watched_is_right_all_the_same(driver: Driver) {
+fn unwatchable_file_is_served_as_it_is(driver: Driver) {
     if !is_root() {
         return skip("only root has another user to become");
     }
@@ -293,7 +293,7 @@ fn a_cache_believes_for_a_while_as_nginx_does(driver: Driver) {
     server.stop();
 }
 
-fn a_file_is_kept_open_from_min_uses_on_until_nobody_asks(driver: Driver) {
+fn file_is_kept_open_from_min_uses_on_until_it_is_inactive(driver: Driver) {
     let locations = "open_file_cache_min_uses 2; location = /quick { return 200 ok; }
         location /large { open_file_cache max=100 inactive=1h; }
         location /short { open_file_cache max=100 inactive=3s; }";

@@ -21,16 +21,16 @@ with_each_driver!(
     a_graceful_stop_lets_a_request_finish,
     last_answers_leave_before_their_loop_ends,
     last_answers_leave_before_a_worker_is_taken_away,
-    last_answers_that_nobody_takes_are_waited_for_in_vain,
+    unread_last_answers_end_at_the_shutdown_timeout,
     an_answer_under_way_comes_whole_although_its_connection_ends,
-    a_fast_stop_waits_for_nobody,
+    fast_stop_waits_for_no_client,
     a_connection_survives_reloads_and_sees_each,
     a_broken_file_changes_nothing_and_is_told_of,
     a_removed_address_is_closed_and_a_new_one_opened,
-    who_has_connected_and_said_nothing_is_answered_all_the_same,
+    silent_connection_accepted_before_a_change_is_answered,
     logs_are_reopened_under_their_names,
     workers_killed_in_a_row_are_replaced_at_once,
-    a_killed_worker_is_replaced_and_nobody_is_refused,
+    killed_worker_is_replaced_and_no_client_is_refused,
     the_number_of_workers_follows_the_configuration,
     descriptors_may_run_out,
     room_for_descriptors_is_made_before_the_loops_start,
@@ -44,7 +44,7 @@ with_each_driver!(
     a_process_that_is_told_to_leave_before_its_successor_serves_waits_for_it,
     the_master_keeps_the_name_that_it_was_started_by,
     a_reload_that_needs_a_new_process_closes_no_idle_connection,
-    a_log_that_nobody_reads_holds_nothing_up,
+    unread_log_pipe_delays_no_requests,
     event_loops_stay_on_the_processors_of_the_configuration,
 );
 
@@ -286,7 +286,7 @@ fn last_answers_leave_before_a_worker_is_taken_away(driver: Driver) {
     assert_logged_arrived(server, clients);
 }
 
-fn last_answers_that_nobody_takes_are_waited_for_in_vain(driver: Driver) {
+fn unread_last_answers_end_at_the_shutdown_timeout(driver: Driver) {
     let setup = Setup::configuration(&with_small_sockets(driver)).replace(TWO_WORKERS, ONE_WORKER);
     let mut server = setup.replace("daemon off;", "daemon off;\nworker_shutdown_timeout 200ms;").start();
     let clients = ask_for_more(&server);
@@ -325,7 +325,7 @@ fn an_answer_under_way_comes_whole_although_its_connection_ends(driver: Driver) 
     }
 }
 
-fn a_fast_stop_waits_for_nobody(driver: Driver) {
+fn fast_stop_waits_for_no_client(driver: Driver) {
     let mut server = Server::start(driver, "return 200 hello;");
     let mut busy = server.connect();
     busy.send(HALF);
@@ -395,7 +395,7 @@ fn a_removed_address_is_closed_and_a_new_one_opened(driver: Driver) {
 }
 
 /// The kernel holds back connections of deferred sockets until data arrives.
-fn who_has_connected_and_said_nothing_is_answered_all_the_same(driver: Driver) {
+fn silent_connection_accepted_before_a_change_is_answered(driver: Driver) {
     let start = || Setup::http(driver, "server { listen %TCP%; listen %UNIX%; return 200 one; }").start();
     until_in_time("the requests after a reload", || {
         let mut server = start();
@@ -482,7 +482,7 @@ fn workers_killed_in_a_row_are_replaced_at_once(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-fn a_killed_worker_is_replaced_and_nobody_is_refused(driver: Driver) {
+fn killed_worker_is_replaced_and_no_client_is_refused(driver: Driver) {
     let mut server = Server::start(driver, "return 200 hello;");
     for _ in 0..3 {
         let worker = server.worker();
@@ -534,7 +534,7 @@ fn an_address_in_use_is_tried_again_and_then_told() {
 }
 
 #[test]
-fn a_socket_file_of_somebody_else_is_not_taken_away() {
+fn socket_file_of_another_process_is_not_removed() {
     let directory = support::Directory::new();
     let path = directory.path().join("other.sock");
     let _holder = UnixListener::bind(&path).expect("ours");
@@ -656,7 +656,7 @@ fn the_worker_of_root_is_the_user_of_the_configuration() {
 }
 
 #[test]
-fn the_worker_of_root_is_nobody_when_the_configuration_does_not_say() {
+fn worker_of_root_runs_as_nobody_by_default() {
     let server = Server::start(Driver::Epoll, "return 200 hello;");
     let own = rustix::process::geteuid().as_raw();
     assert_eq!(users_of(server.worker()), [if is_root() { support::NOBODY } else { own }; 4]);
@@ -675,7 +675,7 @@ fn the_user_directive_of_an_ordinary_user_is_warned_of() {
 }
 
 #[test]
-fn a_log_on_a_full_disk_stops_nobody() {
+fn log_on_a_full_disk_stops_no_request() {
     let text =
         http_configuration(Driver::Epoll, "server { listen %UNIX%; root %DIR%; location = /x { return 200 x; } }");
     let text = text.replace("%DIR%/error.log info", "/dev/full info").replace("%DIR%/access.log", "/dev/full");
@@ -718,7 +718,7 @@ impl FullFifo {
     }
 }
 
-fn a_log_that_nobody_reads_holds_nothing_up(driver: Driver) {
+fn unread_log_pipe_delays_no_requests(driver: Driver) {
     for master in ["on", "off"] {
         let fifo = FullFifo::make();
         let text = |answer: &str| {

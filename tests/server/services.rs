@@ -114,7 +114,7 @@ fn service_holds_up_no_graceful_stop() {
 }
 
 #[test]
-fn service_that_panics_is_started_again_and_costs_nobody_anything() {
+fn service_that_panics_is_restarted_and_disturbs_no_request() {
     let mut server = Setup::configuration(&configuration("test_service breaks panics=2 period=10ms;")).start();
     let mut client = server.connect();
     assert_eq!(client.get("/").text(), "hello");

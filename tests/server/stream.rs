@@ -52,7 +52,7 @@ with_each_driver!(
     a_client_that_goes_on_sending_gets_all_of_the_answer,
     sessions_survive_a_reload_and_those_of_removed_servers_drain,
     reuseport_serves_http_and_stream,
-    what_cannot_be_is_refused,
+    impossible_configurations_are_refused,
     the_example_of_databases_runs,
     the_example_of_tls_by_name_runs,
     sessions_are_logged_at_their_start_where_that_is_wanted,
@@ -857,7 +857,7 @@ fn reuseport_serves_http_and_stream(driver: Driver) {
     }
 }
 
-fn what_cannot_be_is_refused(driver: Driver) {
+fn impossible_configurations_are_refused(driver: Driver) {
     let cases = [
         ("server { listen 127.0.0.1; return x; }", "no port in \"127.0.0.1\" of the \"listen\" directive"),
         ("server { return x; }", "no \"listen\" is defined for server"),

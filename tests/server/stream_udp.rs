@@ -21,14 +21,14 @@ with_each_driver!(
     return_answers_and_access_refuses,
     long_and_joined_datagrams_are_whole,
     answers_in_segments_are_whole_from_the_first_on,
-    what_arrives_together_leaves_together_in_order,
+    datagrams_that_arrive_together_leave_together_in_order,
     joined_datagrams_are_divided_for_a_unix_socket,
     a_flood_of_clients_takes_no_more_than_there_is,
     sessions_that_are_silent_longest_end_for_new_ones,
     lost_datagrams_are_counted_by_reason,
     a_flood_of_clients_closes_no_idle_connection_of_http,
     a_session_without_answers_ends_with_its_last_request,
-    what_waits_for_the_rate_reaches_the_server_before_a_session_ends,
+    datagrams_that_wait_for_the_rate_reach_the_server_before_a_session_ends,
     an_address_to_send_from_that_is_not_there_is_no_failure_of_the_server,
     foreign_addresses_can_be_sent_from,
     a_datagram_that_is_too_long_is_no_failure_of_the_server,
@@ -329,7 +329,7 @@ fn answers_in_segments_are_whole_from_the_first_on(driver: Driver) {
     server.wait_logged("udp done, packets from/to client:1/9, bytes from/to client:8/750");
 }
 
-fn what_arrives_together_leaves_together_in_order(driver: Driver) {
+fn datagrams_that_arrive_together_leave_together_in_order(driver: Driver) {
     const COUNT: u8 = 30;
     let behind = socket();
     let address = behind.local_addr().unwrap();
@@ -559,7 +559,7 @@ fn a_session_without_answers_ends_with_its_last_request(driver: Driver) {
     logged(&server, "200 6 0");
 }
 
-fn what_waits_for_the_rate_reaches_the_server_before_a_session_ends(driver: Driver) {
+fn datagrams_that_wait_for_the_rate_reach_the_server_before_a_session_ends(driver: Driver) {
     let behind = socket();
     let address = behind.local_addr().unwrap();
     // A datagram waits for longer than the session's timeout.

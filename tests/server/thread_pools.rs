@@ -25,7 +25,7 @@ with_each_driver!(
     an_upload_waits_for_a_pool_that_is_full,
     a_panic_in_a_pool_costs_one_request,
     a_device_that_hangs_leaves_half_of_its_pool,
-    a_file_system_that_never_answers_holds_up_nobody_else,
+    file_system_that_never_answers_delays_no_other_requests,
     a_reload_changes_adds_and_removes_pools,
     reloads_under_load_lose_no_task,
     a_task_that_hangs_does_not_hold_up_the_end,
@@ -316,7 +316,7 @@ impl Drop for DeadFileSystem {
     }
 }
 
-fn a_file_system_that_never_answers_holds_up_nobody_else(driver: Driver) {
+fn file_system_that_never_answers_delays_no_other_requests(driver: Driver) {
     if !has_own_mounts() {
         return;
     }

@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 with_each_driver!(
-    a_slow_disk_costs_its_share_time_and_nobody_else_anything,
+    slow_disk_delays_only_its_own_requests,
     a_full_disk_costs_its_share_only_storing,
     a_read_only_disk_costs_its_share_only_storing,
     a_disk_that_fails_has_its_share_answered_by_the_backend,
@@ -38,7 +38,7 @@ const CRAWL: Duration = Duration::from_millis(20);
 /// A hung disk blocks an operation for longer than this.
 const LONG_WAIT_MS: u64 = 1000;
 
-fn a_slow_disk_costs_its_share_time_and_nobody_else_anything(driver: Driver) {
+fn slow_disk_delays_only_its_own_requests(driver: Driver) {
     let Some(node) = Node::start(driver) else { return };
     node.each_disk_in_turn(Condition::Slow(CRAWL), |_, _| {});
     node.stop();

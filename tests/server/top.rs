@@ -21,7 +21,7 @@ with_each_driver!(
     a_page_tells_what_the_server_has_done,
     a_terminal_shows_views_and_takes_keys,
     figures_are_asked_for_at_a_url,
-    readers_that_do_not_read_are_in_nobodys_way,
+    readers_that_do_not_read_delay_no_others,
 );
 
 fn answering() -> Serving {
@@ -288,7 +288,7 @@ fn control_name(pid: u32) -> SocketAddr {
     SocketAddr::from_abstract_name(format!("gale/control/{pid}")).expect("a name")
 }
 
-fn readers_that_do_not_read_are_in_nobodys_way(driver: Driver) {
+fn readers_that_do_not_read_delay_no_others(driver: Driver) {
     // So many that their figures fit into no socket buffer.
     let servers: String = (1..2000).map(|port| format!("server 127.0.0.1:{port};")).collect();
     let server = Setup::http(driver, &format!("upstream many {{ {servers} }} server {{ listen %UNIX%; }}")).start();

@@ -328,7 +328,7 @@ fn without_faults_every_request_is_answered_as_it_should_be() {
 }
 
 #[test]
-fn whatever_goes_wrong_answers_are_whole_and_in_order() {
+fn answers_are_whole_and_in_order_despite_faults() {
     each_world(|simulation, random| {
         let mut faults = Faults::swarm(random);
         if random.chance(200) {
@@ -349,7 +349,7 @@ fn connections_that_break_or_are_never_made_cost_only_themselves() {
 }
 
 #[test]
-fn who_sends_more_than_the_server_wants_gets_the_answers_before() {
+fn client_that_sends_too_much_gets_the_answers_before() {
     each_world(|simulation, random| {
         simulation.set_faults(Faults::swarm(random));
         add_files(simulation);
@@ -426,7 +426,7 @@ fn more_clients_than_connections_are_served_in_turn() {
 }
 
 #[test]
-fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
+fn without_memory_and_threads_no_request_hangs_or_is_lost() {
     each_world(|simulation, random| {
         simulation.set_faults(Faults { pool_refusals: *random.pick(&[0, 100, 500]), ..Faults::swarm(random) });
         add_files(simulation);
@@ -484,7 +484,7 @@ const COLD_REQUEST: &str = "GET /cold HTTP/1.0\r\n\r\n";
 const COLD: Faults = Faults { cold_files: 1000, ..Faults::NONE };
 
 #[test]
-fn who_leaves_while_a_disk_hangs_is_not_waited_for_until_it_answers() {
+fn connection_ends_with_its_client_while_a_disk_hangs() {
     for seed in 0..20 {
         let simulation = Simulation::new(seed, Faults { task_max: Duration::from_secs(1), ..COLD });
         simulation.add_file(COLD_FILE, &vec![b'x'; COLD_BYTES]).expect("memory for it");
@@ -522,7 +522,7 @@ fn who_leaves_while_a_disk_hangs_is_not_waited_for_until_it_answers() {
 }
 
 #[test]
-fn what_cannot_be_read_ahead_for_want_of_memory_is_read_when_the_last_piece_has_left() {
+fn read_ahead_without_memory_waits_for_the_last_piece_to_be_sent() {
     for seed in 0..20 {
         let simulation = Simulation::new(seed, Faults { task_max: Duration::from_millis(100), ..COLD });
         simulation.add_file(COLD_FILE, &vec![b'x'; COLD_BYTES]).expect("memory for it");
@@ -540,7 +540,7 @@ fn what_cannot_be_read_ahead_for_want_of_memory_is_read_when_the_last_piece_has_
 }
 
 #[test]
-fn nobody_notices_a_reload() {
+fn requests_are_answered_over_a_reload() {
     each_world(|simulation, random| {
         simulation.set_faults(Faults::swarm(random));
         play_over_reloads(simulation, &configuration(), random, || clients(random));

@@ -315,7 +315,7 @@ async fn want(client: Rc<Http2Client>, id: StreamId, index: usize, wish: Wish, p
 }
 
 #[test]
-fn whatever_goes_wrong_streams_get_their_own_answers() {
+fn streams_get_their_own_answers_despite_faults() {
     each_world(|simulation, random| {
         simulation.set_faults(Faults::swarm(random));
         play(simulation, &configuration(), || clients(random));
@@ -331,7 +331,7 @@ fn connections_that_break_or_are_never_made_cost_only_themselves() {
 }
 
 #[test]
-fn nobody_notices_a_reload() {
+fn streams_are_answered_over_a_reload() {
     each_world(|simulation, random| {
         simulation.set_faults(Faults::swarm(random));
         play_over_reloads(simulation, &configuration(), random, || clients(random));

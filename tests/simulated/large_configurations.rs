@@ -49,7 +49,7 @@ fn locations_share_what_they_do_not_mention() {
 }
 
 #[test]
-fn what_is_shared_comes_from_the_block_around_it() {
+fn shared_settings_come_from_the_block_around_them() {
     let configuration = build(
         "client_max_body_size 1;
          server { listen %ADDRESS%; location /a { location /a/b { } client_max_body_size 2; } location /c { } }

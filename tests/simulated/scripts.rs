@@ -177,7 +177,7 @@ proptest! {
 }
 
 #[test]
-fn a_file_that_is_slow_to_be_looked_at_delays_nobody_else() {
+fn slow_look_at_a_file_delays_no_others() {
     const SLOW: Duration = Duration::from_secs(10);
     let faults = Faults { cold_files: 1000, task_max: SLOW, ..Faults::NONE };
     let configuration = configuration(

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_to_be_had_is_named_and_nothing_enters_it() {
+    fn missing_controller_is_named_and_not_entered() {
         let hierarchy = Hierarchy::new("none", &["memory"]);
         let cage = hierarchy.cage(Some((8, 16)));
         assert!(cage.left_out.len() == 1 && cage.left_out[0].starts_with("blkio.throttle.read_bps_device"), "{cage:?}");

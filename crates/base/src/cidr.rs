@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_refused() {
+    fn malformed_networks_are_refused() {
         let wrong =
             ["", "x", "1.2.3", "1.2.3.4/", "1.2.3.4/33", "1.2.3.4/-1", "::/129", "::1/x", "1.2.3.4 ", "/8", "[::1]"];
         for text in wrong {

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_packed_comes_back_in_its_order() {
+    fn packed_values_are_unpacked_in_order() {
         const NUMBERS: [u64; 9] = [0, 1, 127, 128, 16_383, 16_384, u32::MAX as u64, u64::MAX - 1, u64::MAX];
         let mut bytes = Vec::new();
         let mut packer = Packer::new(&mut bytes);

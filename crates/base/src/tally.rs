@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_counts_while_it_ends_is_not_lost() {
+    fn counts_by_a_thread_that_ends_are_kept() {
         static TALLY: Tally<1> = Tally::new();
         struct Late;
         impl Drop for Late {

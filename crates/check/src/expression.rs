@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_group_matches_is_known() {
+    fn contents_of_a_group_are_known() {
         assert_eq!(first("^/(.*)$"), Contents { newline: false, dot: true });
         assert_eq!(first("^/([^/]*)"), Contents { newline: true, dot: true });
         assert_eq!(first("^/([a-z]+)/x"), Contents { newline: false, dot: false });
@@ -131,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_with_the_text_is_anchored() {
+    fn expression_that_ends_with_the_text_is_anchored() {
         let is = |text: &str| Expression::parse(text.as_bytes(), false).expect(text).is_anchored_at_end();
         assert!(is("^https://a$") && is("(a$|b$)") && !is("^https://a") && !is("(a$|b)"));
     }
 
     #[test]
-    fn what_is_not_understood_says_nothing() {
+    fn unknown_syntax_gives_no_expression() {
         assert!(Expression::parse(b"(?!x)(.*)", false).is_none() && Expression::parse(b"\xff(", false).is_none());
     }
 }

@@ -119,7 +119,7 @@ fn origins_that_others_pass_for() {
 }
 
 #[test]
-fn access_rules_that_nobody_asks() {
+fn access_rules_that_are_bypassed() {
     assert_eq!(found("location / { deny all; return 200 secret; }"), [("return_bypasses_access", 1)]);
     assert_eq!(found("location / { deny all; return 403; }"), []);
     assert_eq!(found("location / { deny all; if ($x) { return 200; } }"), []);
@@ -144,7 +144,7 @@ fn conditions_that_do_something_else() {
 }
 
 #[test]
-fn what_is_told_is_bounded_and_the_worst_comes_first() {
+fn findings_are_bounded_and_sorted_by_severity() {
     let many = "location /i { alias /data/; add_header X $uri; }\n".repeat(1000);
     let all = findings(&format!("http {{ server {{ valid_referers none; {many} }} }}"));
     assert_eq!(all.len(), 2 * gale_check::PLACES_MAX + 1);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_in_nginx_s_words() {
+    fn wrong_addresses_give_nginx_s_errors() {
         let cases = [
             ("", "no host"),
             (":53", "no host"),

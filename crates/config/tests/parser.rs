@@ -155,7 +155,7 @@ fn every_syntax_error_has_nginxs_words() {
 }
 
 #[test]
-fn what_stands_before_an_error_is_kept_and_the_error_keeps_its_place() {
+fn statements_before_an_error_are_kept_and_the_error_keeps_its_place() {
     assert_eq!(tree(main_file("a; b { c; d 'e'f; g; }")), "a;b{c;!}");
     assert_eq!(tree(main_file("a; } b;")), "a;!");
     assert_eq!(tree(main_file("a;; b;")), "a;!b;");

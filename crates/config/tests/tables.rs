@@ -231,7 +231,7 @@ fn the_removed_directive_of_many_old_files_is_explained() {
 }
 
 #[test]
-fn what_nginx_has_and_gale_not_is_said() {
+fn directive_that_only_nginx_has_is_refused_with_a_hint() {
     let hint = "nginx supports this directive, Gale does not yet";
     assert_eq!(refusal("proxy_pass x;", Contexts::HTTP), ("unknown directive \"proxy_pass\"".into(), hint.into()));
     assert_eq!(tables().missing().collect::<Vec<_>>(), ["proxy_pass"]);

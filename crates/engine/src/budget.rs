@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_takes_its_room_until_nobody_sends_it_any_more() {
+    fn text_takes_room_until_its_last_slice_is_dropped() {
         static BUDGET: Budget = Budget::new(10);
         let text = BUDGET.take(6).expect("there is room").hold(*b"abcdef");
         let part = text.slice(2..4);

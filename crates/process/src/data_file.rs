@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused() {
+    fn only_regular_files_are_copied() {
         for (path, code) in [("/", libc::EINVAL), ("/dev/zero", libc::EINVAL), ("/does/not/exist", libc::ENOENT)] {
             let error = DataFile::copy(Path::new(path)).expect_err("no data file");
             assert_eq!(error.raw_os_error(), Some(code), "{path}");

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_arrives_with_its_note_and_nothing_is_passed_to_nobody() {
+    fn connection_arrives_with_its_note_and_is_passed_only_to_a_successor() {
         let (successor, arrivals) = pair().unwrap();
         assert!(!successor.is_there(), "a binary that knows nothing of this takes none");
         assert!(successor.is_awaited());
@@ -241,14 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_awaited_who_has_gone() {
+    fn successor_that_has_gone_is_not_awaited() {
         let (successor, arrivals) = pair().unwrap();
         drop(arrivals);
         assert!(!successor.is_awaited() && !successor.is_there());
     }
 
     #[test]
-    fn who_takes_nothing_holds_nobody_up() {
+    fn successor_that_takes_no_connection_does_not_block() {
         let (successor, _arrivals) = pair().unwrap();
         let (_client, ours) = UnixStream::pair().unwrap();
         let refused = (0..100_000).find_map(|_| successor.pass(ours.as_fd(), &note(), &[0; 1000]).err());

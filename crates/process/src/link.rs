@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_no_use_later_does_not_fill_the_link_of_a_peer_that_does_not_read() {
+    fn short_lived_messages_do_not_fill_the_link_of_a_peer_that_does_not_read() {
         let (mut ours, theirs) = Link::pair().expect("a socket pair");
         while ours.outbox.is_empty() {
             ours.send_unless_waiting(&Message::Look).expect("the peer lives");
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_figures_is_passed_on_unless_the_peer_does_not_read() {
+    fn status_request_is_passed_on_unless_the_peer_does_not_read() {
         let socket = || rustix::fs::memfd_create("socket", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
         let (mut ours, theirs) = Link::pair().expect("a socket pair");
         let mut theirs = Link::new(theirs);

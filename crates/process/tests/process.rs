@@ -44,7 +44,7 @@ const TESTS: &[(&str, fn())] = &[
     ),
     ("a_killed_worker_is_replaced_on_the_same_sockets", a_killed_worker_is_replaced_on_the_same_sockets),
     ("a_worker_that_panics_is_replaced", a_worker_that_panics_is_replaced),
-    ("a_terminal_that_changes_its_size_stops_nobody", a_terminal_that_changes_its_size_stops_nobody),
+    ("sigwinch_of_a_resized_terminal_stops_no_worker", sigwinch_of_a_resized_terminal_stops_no_worker),
     ("a_worker_that_is_told_to_leave_is_succeeded_at_once", a_worker_that_is_told_to_leave_is_succeeded_at_once),
     ("a_death_is_noticed_although_the_parent_ignored_them", a_death_is_noticed_although_the_parent_ignored_them),
     ("when_old_and_new_worker_die_another_is_started", when_old_and_new_worker_die_another_is_started),
@@ -72,7 +72,7 @@ const TESTS: &[(&str, fn())] = &[
     ("an_upgrade_can_be_taken_back", an_upgrade_can_be_taken_back),
     ("the_pid_file_of_a_new_binary_is_left_alone", the_pid_file_of_a_new_binary_is_left_alone),
     ("a_change_of_user_needs_a_new_process", a_change_of_user_needs_a_new_process),
-    ("socket_files_are_removed_when_nobody_serves_them", socket_files_are_removed_when_nobody_serves_them),
+    ("socket_files_are_removed_when_no_process_serves_them", socket_files_are_removed_when_no_process_serves_them),
     ("no_socket_file_outlives_a_failed_start", no_socket_file_outlives_a_failed_start),
     ("a_killed_helper_is_no_obstacle_to_the_next_reload", a_killed_helper_is_no_obstacle_to_the_next_reload),
     ("the_pid_file_is_judged_in_nginx_words", the_pid_file_is_judged_in_nginx_words),
@@ -252,7 +252,7 @@ fn a_worker_that_panics_is_replaced() {
     assert_ne!(server.ask().pid, before.pid);
 }
 
-fn a_terminal_that_changes_its_size_stops_nobody() {
+fn sigwinch_of_a_resized_terminal_stops_no_worker() {
     let mut server = Server::start(PLAIN);
     let before = server.ask().pid;
     kill(before, Signal::WINCH);
@@ -695,7 +695,7 @@ fn a_change_of_user_needs_a_new_process() {
     assert_eq!(server.ask().pid, new.pid);
 }
 
-fn socket_files_are_removed_when_nobody_serves_them() {
+fn socket_files_are_removed_when_no_process_serves_them() {
     let mut server = Server::start("listen 127.0.0.1:0\nlisten_unix DIR/a\nlisten_unix DIR/b\nanswer one");
     let (first, second) = (server.directory.join("a"), server.directory.join("b"));
     assert!(UnixStream::connect(&first).is_ok() && UnixStream::connect(&second).is_ok());

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_or_lies_behind_the_end_is_impossible() {
+    fn malformed_range_or_one_behind_the_end_is_unsatisfiable() {
         for value in [
             "bytes=alpha",
             "bytes=10-alpha",

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_found_however_the_message_is_cut() {
+    fn fields_are_found_however_the_message_is_cut() {
         for piece in [1, 2, 3, 50, 10_000] {
             let mut input = records(&hello("Example.com"), piece);
             for length in 0..input.len() {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_client_s_first_message_is_told_at_once() {
+    fn malformed_client_hello_is_refused_at_once() {
         for input in [&b"GET / HTTP/1.1"[..], b"\x16\x02\x00\x00\x01", b"\x16\x03\x01\x00\x00", b"\x16\x03\x01\xff\xff"]
         {
             assert_eq!(parse(input), Status::Malformed, "{input:?}");

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_is_refused() {
+    fn malformed_hosts_are_refused() {
         let cases: &[&[u8]] = &[
             b"",
             b".",

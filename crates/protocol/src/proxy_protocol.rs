@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_header_is_read_back() {
         let [source, destination] = ["192.0.2.1:1234", "192.0.2.2:80"].map(|text| text.parse::<SocketAddr>().ok());
         let mut line = Vec::new();
         write_version_1(source, destination, &mut line);
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_refused() {
+    fn malformed_headers_are_refused() {
         let broken = [
             &b"GET / HTTP/1.1\r\n"[..],
             b"PROXY TCP4 192.0.2.1 192.0.2.2 1234\r\n",

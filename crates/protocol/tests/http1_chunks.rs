@@ -123,7 +123,7 @@ fn wrong_trailers() {
 }
 
 #[test]
-fn what_surrounds_the_data_is_bounded() {
+fn extensions_and_trailers_are_bounded() {
     let limits = ChunkLimits { extensions_max: 10, trailers_max: 10 };
     let decode = |input: &str| decode(&[input.as_bytes()], limits).map(|(_, finished)| finished.is_some());
     assert_eq!(decode("1;23456789a\r\nx\r\n0\r\n\r\n"), Ok(true));
@@ -156,7 +156,7 @@ fn offences_of_chunks_have_nginx_words() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
+    fn written_chunks_are_read_back(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
                                     cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8)) {
         let mut body = Vec::new();
         for chunk in &chunks {

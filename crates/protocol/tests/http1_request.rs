@@ -103,7 +103,7 @@ fn http_0_9() {
 }
 
 #[test]
-fn what_follows_a_head_is_left() {
+fn bytes_after_a_head_are_left() {
     let input = b"GET / HTTP/1.0\r\n\r\nGET /2 HTTP/1.0\r\n\r\n";
     let (mut parser, mut head) = (HeadParser::new(), RequestHead::default());
     let limits = Limits::default();

@@ -110,7 +110,7 @@ fn status_lines_as_lenient_as_nginx() {
 }
 
 #[test]
-fn what_is_no_status_line_is_refused_at_once() {
+fn malformed_status_line_is_refused_at_once() {
     for input in [
         "\r\nHTTP/1.1 200 OK",
         "SSH-2.0-OpenSSH",
@@ -192,7 +192,7 @@ fn framing_fields_that_contradict_are_refused_with_nginx_words() {
 }
 
 #[test]
-fn what_nginx_passes_over_is_passed_over() {
+fn lines_that_nginx_ignores_are_ignored() {
     let lines = "Expires: foo\r\nExpires: bar\r\nbad(name): x\r\nnameless\r\nHTTP/1.1 200 OK\r\nX: y\r\n";
     let input = format!("HTTP/1.1 200 OK\r\n{lines}\r\n");
     let parts = accept(&input);

@@ -288,7 +288,7 @@ fn any_name() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_decoded(
+    fn encoded_fields_are_decoded(
         blocks in prop::collection::vec(
             (
                 prop::option::of(0..6000u32),

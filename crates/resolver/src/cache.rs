@@ -65,7 +65,7 @@ mod tests {
     const LATER: Moment = Moment::from_nanos(2_000);
 
     #[test]
-    fn what_is_too_old_is_not_found() {
+    fn expired_entry_is_not_found() {
         let mut cache = Cache::new(8);
         cache.insert("a", 1, LATER, NOW);
         assert_eq!(cache.get(&"a", NOW), Some((&1, LATER)));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_old_makes_room_first() {
+    fn expired_entries_are_evicted_first() {
         let mut cache = Cache::new(4);
         cache.insert(0, 0, LATER, NOW);
         (1..4).for_each(|number| cache.insert(number, number, Moment::from_nanos(1_500), NOW));

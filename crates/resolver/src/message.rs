@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_aliases_lead_to_is_taken_and_for_the_shortest_time() {
+    fn records_behind_the_aliases_are_taken_for_the_shortest_time_to_live() {
         let name = DnsName::from_text(b"a.example").unwrap();
         let question = Question { id: 7, name: &name, kind: Kind::A };
         let read = question.read_answer(&answer(question), false).unwrap();
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_bytes_are_they_are_read_or_refused() {
+    fn any_bytes_are_read_or_refused() {
         let name = DnsName::from_text(b"a.example").unwrap();
         for kind in [Kind::A, Kind::Srv, Kind::Ptr] {
             let question = Question { id: 7, name: &name, kind };

@@ -239,7 +239,7 @@ fn valid_replaces_the_time_of_an_answer() {
 }
 
 #[test]
-fn what_lives_for_no_time_is_not_kept() {
+fn answer_with_time_to_live_0_is_not_kept() {
     run(async {
         let server = Server::start(|query| vec![query.address([192, 0, 2, 1], 0)]);
         let resolver = resolver_with(&[&server], |settings| settings.ipv6 = false);
@@ -353,7 +353,7 @@ fn a_server_that_says_nothing_gives_way_to_the_next_one() {
 }
 
 #[test]
-fn only_what_has_not_been_answered_is_asked_again() {
+fn only_unanswered_questions_are_asked_again() {
     run(async {
         let half = Server::start(|query| match query.kind {
             Rtype::A => vec![query.address([192, 0, 2, 7], HOUR)],
@@ -401,7 +401,7 @@ fn a_server_that_comes_back_is_asked_again() {
 }
 
 #[test]
-fn who_has_waited_long_enough_is_told() {
+fn lookup_that_times_out_ends_with_an_error() {
     run(async {
         let server = silent();
         let resolver = resolver(&[&server]);
@@ -416,7 +416,7 @@ fn who_has_waited_long_enough_is_told() {
 }
 
 #[test]
-fn what_does_not_fit_comes_over_tcp() {
+fn truncated_answer_is_asked_for_over_tcp() {
     run(async {
         let server = Server::start(|query| {
             let mut answer = query.answer();
@@ -490,7 +490,7 @@ fn forged_answers_are_ignored() {
 }
 
 #[test]
-fn what_others_send_is_not_heard() {
+fn datagrams_from_other_addresses_are_ignored() {
     run(async {
         let stranger = Rc::new(Datagram::bind(&any_port()).unwrap());
         let server = Server::start(move |query| {
@@ -662,7 +662,7 @@ fn a_hundred_who_ask_for_one_name_share_a_query_and_its_addresses() {
 }
 
 #[test]
-fn who_gives_up_does_not_take_the_answer_from_others() {
+fn lookup_that_gives_up_leaves_the_answer_to_the_others() {
     run(async {
         let count = Cell::new(0);
         let server = Server::start(move |query| {
@@ -769,7 +769,7 @@ fn a_directive_that_stays_keeps_what_is_known() {
 }
 
 #[test]
-fn whatever_the_network_does_a_name_is_found_in_the_end() {
+fn name_is_found_despite_lost_and_duplicated_datagrams() {
     each_seed(40, |simulation| {
         simulation.set_faults(Faults {
             datagram_losses: 300,

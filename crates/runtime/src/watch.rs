@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_happens_on_the_way_ends_a_watch() {
+    fn any_change_on_the_path_ends_a_watch() {
         type Change = (&'static str, fn(&Tree));
         let changes: [Change; 9] = [
             ("written", |tree| fs::write(tree.path("site/releases/7/page"), "x").unwrap()),
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_beside_the_way_does_not() {
+    fn changes_beside_the_path_do_not_end_a_watch() {
         let tree = Tree::new("beside");
         let Some(holds) = holds(&tree, "site/current/page", |tree| {
             fs::write(tree.path("site/releases/7/other"), "x").unwrap();
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_watched_until_it_comes() {
+    fn missing_file_is_watched_until_it_appears() {
         let tree = Tree::new("missing");
         let Some(watch) = PathWatch::begin(&tree.path("site/missing/page")) else { return };
         assert_eq!(watch.target(), None);

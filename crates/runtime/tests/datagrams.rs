@@ -58,7 +58,7 @@ fn a_receiver_that_waits_is_woken() {
 }
 
 #[test]
-fn what_has_no_place_is_lost_and_the_next_one_is_not() {
+fn too_long_datagram_is_lost_and_the_next_one_arrives() {
     run(async {
         let server = Datagram::bind(&any_port()).unwrap();
         let client = Datagram::connect(&server.local_address().unwrap()).unwrap();
@@ -85,7 +85,7 @@ fn a_connected_socket_hears_its_peer_alone() {
 }
 
 #[test]
-fn a_port_where_nobody_listens_is_told_and_the_socket_goes_on() {
+fn closed_port_is_an_error_and_the_socket_goes_on() {
     run(async {
         let server = Datagram::bind(&any_port()).unwrap();
         let address = server.local_address().unwrap();
@@ -313,7 +313,7 @@ fn neighbours_of_one_length_leave_in_one_piece_and_arrive_as_they_were() {
 }
 
 #[test]
-fn who_waits_for_room_to_send_is_told_when_there_is_some() {
+fn sender_that_waits_for_room_is_woken() {
     run(async {
         let directory = Directory::new();
         let address = SocketAddress::unix(directory.path("datagrams.sock"));

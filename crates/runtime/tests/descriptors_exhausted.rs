@@ -43,7 +43,7 @@ fn accept_tells_of_exhaustion_waits_without_spinning_and_recovers() {
 
 /// `O_DIRECT` needs a descriptor of its own.
 #[test]
-fn what_cannot_be_read_past_the_page_cache_just_now_is_read_through_it() {
+fn refused_direct_read_goes_through_the_page_cache() {
     const PIECE: usize = 65536;
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = Directory::new();

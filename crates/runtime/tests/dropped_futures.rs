@@ -333,7 +333,7 @@ fn fill(stream: &Stream, room: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_sent_fire_and_forget_arrives_whatever_becomes_of_its_stream() {
+fn fire_and_forget_send_arrives_in_any_state_of_its_stream() {
     for room in [Room::Enough, Room::Some, Room::None] {
         for_each_state(async |before, after, then| left_answer(room, before, after, then).await);
     }
@@ -371,7 +371,7 @@ fn a_sendfile_dropped_in_any_state_keeps_its_place() {
 }
 
 #[test]
-fn a_wait_for_the_peers_leaving_dropped_in_any_state_disturbs_nobody() {
+fn wait_for_the_peer_s_close_is_dropped_in_any_state_without_effect() {
     for_each_state(async |before, after, then| {
         let (stream, mut peer) = connection().await;
         {

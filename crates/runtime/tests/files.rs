@@ -43,7 +43,7 @@ fn a_file_is_opened_looked_at_and_read() {
 }
 
 #[test]
-fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
+fn cached_paths_and_pages_do_not_go_to_the_pool() {
     use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
     if rustix::fs::openat2(CWD, c"/", OFlags::PATH, Mode::empty(), ResolveFlags::CACHED).is_err() {
         return skip("no openat2 with RESOLVE_CACHED here");
@@ -149,7 +149,7 @@ fn a_file_that_changes_while_it_is_open_is_left_to_the_pool() {
 }
 
 #[test]
-fn where_reads_cannot_be_refused_only_files_in_memory_are_read_on_the_loop() {
+fn without_rwf_nowait_only_files_in_memory_are_read_on_the_loop() {
     run(async {
         let pool = ThreadPool::new("test", 1, 10);
         // A file of procfs is not read from the page cache, so, like one of overlayfs, a read of it cannot be tried.
@@ -240,7 +240,7 @@ fn a_directory_can_be_opened_but_not_read() {
 }
 
 #[test]
-fn opening_a_fifo_that_nobody_writes_to_does_not_block() {
+fn opening_a_fifo_without_writer_does_not_block() {
     let directory = Directory::new();
     let path = directory.path("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

@@ -94,7 +94,7 @@ fn a_stream_is_taken_while_the_loop_that_parked_it_is_stuck_and_after_its_end() 
 }
 
 #[test]
-fn a_stream_whose_peer_closes_is_closed_without_anybody_asking() {
+fn idle_stream_is_closed_when_its_peer_closes() {
     run_real(async {
         let streams = IdleStreams::<u32>::new(LIMITS);
         let (stream, peer) = pair();
@@ -147,7 +147,7 @@ fn the_oldest_is_closed_when_there_are_too_many() {
 }
 
 #[test]
-fn what_is_idle_for_too_long_is_closed() {
+fn idle_stream_is_closed_at_the_timeout() {
     run_real(async {
         let streams = IdleStreams::<u32>::new(IdleOptions { timeout: Duration::from_millis(1), ..LIMITS });
         let (stream, mut peer) = pair();

@@ -66,7 +66,7 @@ fn answered(line: &str) -> String {
 }
 
 #[test]
-fn half_finished_requests_hold_up_nobody_and_are_finished_later() {
+fn incomplete_requests_delay_no_others_and_are_finished_later() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
     let descriptors = limit.maximum.unwrap_or(u64::MAX);

@@ -74,7 +74,7 @@ fn a_loop_starts_no_thread_beside_others() {
 }
 
 #[test]
-fn a_task_that_nobody_wants_any_more_does_not_begin_and_leaves_the_count_at_once() {
+fn abandoned_task_does_not_begin_and_leaves_the_count_at_once() {
     run(async {
         let pool = ThreadPool::new("test", 1, 3);
         let (running, release) = block(&pool);
@@ -107,7 +107,7 @@ impl Drop for Tells {
 }
 
 #[test]
-fn what_nobody_wants_is_dropped_by_a_thread_of_the_pool() {
+fn abandoned_values_are_dropped_by_a_thread_of_the_pool() {
     run(async {
         let pool = ThreadPool::new("test", 1, 10);
         let (sender, dropped) = mpsc::channel();
@@ -337,7 +337,7 @@ fn a_device_that_has_filled_the_queue_leaves_half_to_the_others() {
 }
 
 #[test]
-fn what_waits_for_files_is_told_apart_by_their_devices() {
+fn waiting_file_tasks_are_counted_by_device() {
     run(async {
         // Neither of the two can be read from the page cache, so both go to the pool.
         let (stuck, free) = ("/proc/self/stat", "/sys/kernel/notes");
@@ -407,7 +407,7 @@ fn a_pool_tells_how_long_tasks_have_waited_and_run() {
 }
 
 #[test]
-fn a_pool_is_found_by_its_name_as_long_as_somebody_has_it() {
+fn pool_is_found_by_its_name_while_a_handle_is_held() {
     let pool = named_pool("by name", 3, 30);
     let found = named_pool("by name", 4, 40);
     let limits = |pool: &ThreadPool| (pool.status().threads_max, pool.status().queue_max);
@@ -458,7 +458,7 @@ fn stopping_does_what_there_is_time_for_and_is_bounded() {
 }
 
 #[test]
-fn what_waits_when_the_pool_is_dropped_is_still_done() {
+fn waiting_task_is_done_although_the_pool_is_dropped() {
     run(async {
         let pool = ThreadPool::new("test", 1, 10);
         let (running, release) = block(&pool);

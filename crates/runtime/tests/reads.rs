@@ -202,7 +202,7 @@ fn pieces_that_the_ring_reads_are_the_same() {
 }
 
 #[test]
-fn a_read_dropped_in_any_state_and_a_loop_that_ends_in_any_disturb_nobody() {
+fn read_and_loop_dropped_in_any_state_disturb_no_others() {
     let _alone = alone();
     let directory = Directory::new();
     let content = pattern(300_000);
@@ -241,7 +241,7 @@ fn a_read_dropped_in_any_state_and_a_loop_that_ends_in_any_disturb_nobody() {
 }
 
 #[test]
-fn what_was_found_in_memory_is_known_by_every_open_file() {
+fn facts_about_memory_are_shared_by_all_handles_of_a_file() {
     let _alone = alone();
     let directory = Directory::new();
     run(async {

@@ -98,7 +98,7 @@ fn a_receive_that_has_got_its_share_is_armed_again() {
 }
 
 #[test]
-fn what_nobody_reads_is_bounded_and_nothing_of_it_is_lost() {
+fn unread_input_is_bounded_and_not_lost() {
     for multishot in [true, false] {
         event_loop(with_ring(RingOptions { multishot, ..RingOptions::default() })).run(async move {
             let (server, client) = unix_pair();

@@ -65,7 +65,7 @@ fn a_refused_ring_is_replaced_by_epoll_which_behaves_the_same() {
 }
 
 #[test]
-fn who_asks_for_the_best_gets_a_modern_ring_or_epoll_and_the_reason() {
+fn best_driver_is_a_modern_ring_or_epoll_with_the_reason() {
     let with = |driver, kernel_max| {
         let ring = RingOptions { kernel_max, ..RingOptions::default() };
         let event_loop = event_loop(LoopOptions { driver, ..with_ring(ring) });
@@ -469,7 +469,7 @@ fn fire_and_forget_chunks_are_kept_until_the_turn_ends_and_leave_in_order() {
 }
 
 #[test]
-fn what_a_full_socket_does_not_take_of_a_fire_and_forget_send_is_sent_later() {
+fn rest_of_a_fire_and_forget_send_to_a_full_socket_is_sent_later() {
     event_loop(simulated_time()).run(async {
         let ways = [(false, false), (true, false), (false, true), (true, true)];
         for (closes, ends, in_chunks) in
@@ -613,7 +613,7 @@ fn a_closed_connection_gets_its_last_answer_when_there_is_room() {
 }
 
 #[test]
-fn who_waits_until_all_is_sent_waits_for_the_last_of_closed_connections() {
+fn all_sent_waits_for_the_last_bytes_of_closed_connections() {
     let sends = sends_on_ring();
     event_loop(simulated_time()).run(async {
         all_sent().await;
@@ -691,7 +691,7 @@ fn a_reset_drops_what_was_sent_fire_and_forget() {
 }
 
 #[test]
-fn who_cannot_be_answered_any_more_is_given_up_by_the_reader() {
+fn reader_gives_up_a_peer_that_cannot_be_answered() {
     event_loop(simulated_time()).run(async {
         for waits in [false, true] {
             let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -789,7 +789,7 @@ fn an_ended_loop_has_let_go_of_its_sockets() {
 }
 
 #[test]
-fn what_is_closed_in_the_last_turn_is_closed_with_the_loop() {
+fn stream_closed_in_the_last_turn_is_closed_with_the_loop() {
     for kernel_max in [None, Some((5, 19)), Some((5, 17)), Some((5, 13))] {
         let (near, mut client) = std::os::unix::net::UnixStream::pair().unwrap();
         event_loop(with_ring(RingOptions { kernel_max, ..RingOptions::default() })).run(async {

@@ -224,7 +224,7 @@ const SIZES: [(u32, u32, u16); 5] = [(512, 4096, 128), (1, 2, 1), (4, 8, 4), (8,
 const KERNELS: [Option<(u16, u16)>; 4] = [None, Some((6, 15)), Some((6, 0)), Some((5, 18))];
 
 #[test]
-fn nobody_is_forgotten_on_a_ring_that_is_too_small_beside_busy_neighbours() {
+fn small_ring_serves_every_connection_beside_busy_neighbours() {
     let rings = SIZES.into_iter().flat_map(|sizes| KERNELS.map(|kernel_max| (sizes, kernel_max)));
     let rings = rings.map(|((submissions, completions, buffers), kernel_max)| {
         let idle_after = None;
@@ -234,7 +234,7 @@ fn nobody_is_forgotten_on_a_ring_that_is_too_small_beside_busy_neighbours() {
 }
 
 #[test]
-fn nobody_is_forgotten_between_a_receive_and_the_poll_that_takes_its_place() {
+fn no_connection_is_lost_between_a_receive_and_the_poll_that_replaces_it() {
     let sizes = [SIZES[0], SIZES[2]];
     let rings = sizes.map(|(submissions, completions, buffers)| {
         let idle_after = Some(Duration::from_millis(2));

@@ -119,7 +119,7 @@ async fn echoed(random: Random, length: usize) -> io::Result<(Bytes, Transcript)
 }
 
 #[test]
-fn whatever_goes_wrong_bytes_come_back_whole_and_in_order() {
+fn bytes_come_back_whole_and_in_order_despite_faults() {
     each_seed(SEEDS, |simulation| {
         let random = Random::new(simulation.seed());
         simulation.set_faults(Faults::swarm(&random));
@@ -140,7 +140,7 @@ fn whatever_goes_wrong_bytes_come_back_whole_and_in_order() {
 }
 
 #[test]
-fn who_waits_without_taking_is_told_of_bytes_room_and_end() {
+fn waits_without_taking_end_with_bytes_room_and_end() {
     each_seed(SEEDS, |simulation| {
         let random = Random::new(simulation.seed());
         simulation.set_faults(Faults { cuts: 0, connect_failures: 0, ..Faults::swarm(&random) });
@@ -397,7 +397,7 @@ fn closing_with_unread_bytes_resets() {
 }
 
 #[test]
-fn what_arrives_at_a_closed_end_resets_and_what_came_before_can_be_read() {
+fn bytes_for_a_closed_end_reset_and_earlier_ones_can_be_read() {
     run_quiet(async {
         let (server, client) = pair().await;
         let mut output = Output::new();
@@ -444,7 +444,7 @@ fn a_sender_waits_while_the_reader_does_not_read() {
 }
 
 #[test]
-fn connecting_fails_when_nobody_listens_or_chance_says_so() {
+fn connecting_fails_without_listener_or_by_chance() {
     run_quiet(async {
         let error = Stream::connect(&address()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
@@ -625,7 +625,7 @@ fn written_file_is_whole_for_all_who_follow_it_or_all_are_told_why_not() {
 }
 
 #[test]
-fn what_is_remembered_of_a_real_file_does_not_depend_on_its_inode() {
+fn facts_about_a_real_file_do_not_depend_on_its_inode() {
     const PART: u64 = 64 * 1024;
     const PARTS: u64 = 64;
     // There is room for facts about some parts of both files.
@@ -883,7 +883,7 @@ fn datagrams_are_late_lost_or_doubled_but_never_changed() {
 }
 
 #[test]
-fn a_datagram_to_nobody_is_told_to_a_connected_sender() {
+fn connected_sender_learns_of_a_closed_port() {
     run_quiet(async {
         let client = Datagram::connect(&address()).unwrap();
         client.send(b"hello").unwrap();

@@ -32,7 +32,7 @@ async fn serve_echo(listener: Listener) {
 }
 
 #[test]
-fn what_is_sent_comes_back_over_tcp() {
+fn echo_over_tcp() {
     run(async {
         let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
         let address = listener.local_address().unwrap();
@@ -49,7 +49,7 @@ fn what_is_sent_comes_back_over_tcp() {
 }
 
 #[test]
-fn what_is_sent_comes_back_over_unix_sockets() {
+fn echo_over_unix_sockets() {
     run(async {
         let directory = Directory::new();
         let address = SocketAddress::unix(directory.path("echo.sock"));
@@ -75,7 +75,7 @@ fn an_accepted_stream_comes_with_its_peers_address() {
 }
 
 #[test]
-fn a_port_where_nobody_listens_refuses() {
+fn port_without_listener_refuses() {
     run(async {
         let listener = Listener::bind(&any_port(), 1, AcceptOptions::default()).unwrap();
         let address = listener.local_address().unwrap();
@@ -413,7 +413,7 @@ fn a_paused_listener_does_not_spin_and_accepts_later() {
 
 /// The accepting task is woken in one turn, runs in a later one, and gets events of connections in between.
 #[test]
-fn more_tasks_than_two_turns_run_keep_nobody_from_accepting() {
+fn accepting_goes_on_beside_more_tasks_than_two_turns_run() {
     const CLIENTS: usize = 20;
     run(async {
         let listener = Listener::bind(&any_port(), 128, AcceptOptions::default()).unwrap();

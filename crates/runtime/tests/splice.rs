@@ -73,7 +73,7 @@ fn everything_arrives_in_pieces_of_all_sizes() {
 }
 
 #[test]
-fn what_was_received_ahead_comes_first() {
+fn bytes_received_ahead_come_first() {
     run(async {
         let (entry, sender) = tcp_pair().await;
         let (receiver, exit) = tcp_pair().await;

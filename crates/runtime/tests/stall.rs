@@ -123,7 +123,7 @@ fn the_time_of_a_stall_is_known_when_it_is_over() {
 }
 
 #[test]
-fn whoever_asks_is_told_of_every_loop_and_its_stalls() {
+fn figures_name_every_loop_and_its_stalls() {
     // A number that no other test's loop has.
     const WORKER: usize = 77;
     start_watchdog().unwrap();
@@ -231,7 +231,7 @@ fn ask(address: SocketAddr) -> u8 {
 }
 
 #[test]
-fn what_waits_for_a_loop_that_is_held_up_is_accepted_by_another() {
+fn connections_of_a_stalled_loop_are_accepted_by_another() {
     start_watchdog().unwrap();
     let ([first, second], address) = sockets_of_one_address();
     let first = Answering::start(1, first, AcceptOptions::default());

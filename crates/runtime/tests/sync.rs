@@ -46,7 +46,7 @@ fn oneshot_ends_are_told_that_the_other_has_gone() {
 }
 
 #[test]
-fn oneshot_value_that_nobody_took_is_dropped_with_the_receiver() {
+fn untaken_oneshot_value_is_dropped_with_the_receiver() {
     run(async {
         let value = std::sync::Arc::new(());
         let (sender, receiver) = oneshot::channel();

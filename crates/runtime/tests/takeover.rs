@@ -237,7 +237,7 @@ fn a_reset_on_the_way_is_an_error_and_not_an_end() {
 }
 
 #[test]
-fn what_was_received_ahead_comes_first_in_pieces_as_they_are_wanted() {
+fn bytes_received_ahead_come_first_in_pieces_as_wanted() {
     let (socket, mut peer) = unix();
     let detached = event_loop(simulated_time()).run(async {
         let stream = Stream::from_fd(socket).unwrap();
@@ -268,7 +268,7 @@ fn what_was_received_ahead_comes_first_in_pieces_as_they_are_wanted() {
 }
 
 #[test]
-fn a_detached_stream_that_nobody_attaches_is_closed() {
+fn detached_stream_is_closed_when_dropped() {
     let (socket, mut peer) = unix();
     let detached = event_loop(simulated_time()).run(async { Stream::from_fd(socket).unwrap().detach().unwrap() });
     drop(detached);

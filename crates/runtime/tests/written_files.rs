@@ -255,7 +255,7 @@ fn reader_is_woken_by_each_growth_and_may_leave() {
 }
 
 #[test]
-fn what_was_just_written_is_read_without_a_pool() {
+fn newly_written_file_is_read_without_a_pool() {
     let directory = Directory::new();
     let content = pattern(100_000);
     run(async {

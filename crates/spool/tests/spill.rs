@@ -221,7 +221,7 @@ fn file_is_used_again_from_its_start_when_the_reader_has_all_of_it() {
 }
 
 #[test]
-fn file_is_not_written_over_while_somebody_has_a_piece_of_it() {
+fn file_is_not_written_over_while_a_piece_of_it_is_held() {
     let directory = Scratch::new();
     run_without_faults(async {
         let (mut queue, mut reader) = SpillQueue::new(options(&directory, 300_000));
@@ -251,7 +251,7 @@ fn file_is_not_written_over_while_somebody_has_a_piece_of_it() {
 }
 
 #[test]
-fn what_sendfile_has_taken_arrives_although_the_file_is_written_anew() {
+fn pages_taken_by_sendfile_arrive_although_the_file_is_rewritten() {
     let directory = Scratch::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -404,7 +404,7 @@ fn reader_is_woken_by_what_comes_by_the_end_and_by_a_writer_that_breaks_off() {
 }
 
 #[test]
-fn what_comes_after_the_reader_has_gone_is_dropped() {
+fn bytes_after_the_reader_has_gone_are_dropped() {
     let directory = Scratch::new();
     run_without_faults(async {
         for file_max in [0, 100_000, u64::MAX] {

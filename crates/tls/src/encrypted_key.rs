@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_or_unknown_is_no_key() {
+    fn malformed_or_unknown_key_is_refused() {
         let unknown = OLD_AES.replace("AES-128-CBC", "CAMELLIA-128-CBC");
         let short = OLD_AES.replacen("AES-128-CBC,", "AES-128-CBC,0A#", 1);
         for text in [unknown.as_str(), &short, &OLD_AES[..60], "Proc-Type: 4,ENCRYPTED", "ENCRYPTED PRIVATE KEY-----"] {

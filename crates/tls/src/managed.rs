@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_fits_is_taken_and_it_is_found_again() {
+    fn certificate_that_fits_is_taken_and_found_again() {
         let directory = std::env::temp_dir().join(format!("gale-managed-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let own = ManagedCertificate::of(wanted(&directory, &["a.example", "192.0.2.1"]));

@@ -1258,7 +1258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_left_counts_when_its_record_has() {
+    fn bytes_count_as_sent_when_their_record_is() {
         let mut outgoing = Outgoing::default();
         for (left, plain) in [(100, 0), (50, 30), (40, 20), (10, 0)] {
             outgoing.records.push(Record { left, plain });

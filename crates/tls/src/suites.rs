@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_told() {
+    fn missing_suites_and_groups_are_named() {
         let list = "ECDHE-RSA-AES128-GCM-SHA256:DHE-RSA-AES128-GCM-SHA256:!RC4:TLS_AES_128_GCM_SHA256:kEDH+AESGCM";
         assert_eq!(suites(list).unwrap().missing, ["DHE-RSA-AES128-GCM-SHA256", "kEDH+AESGCM"]);
         let (found, missing) = groups("X25519:prime256v1:secp521r1");

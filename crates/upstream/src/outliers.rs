@@ -308,13 +308,13 @@ mod tests {
     }
 
     #[test]
-    fn what_all_suffer_from_ejects_nobody() {
+    fn slowness_of_all_peers_ejects_none() {
         assert!(found(&[sample(100, 50, 900), sample(100, 55, 950), sample(100, 60, 1200)]).is_empty());
         assert!(found(&[sample(100, 0, 1), sample(100, 0, 2), sample(100, 0, 15)]).is_empty(), "some milliseconds");
     }
 
     #[test]
-    fn who_has_had_few_requests_is_not_judged_and_two_are_not_compared() {
+    fn peers_with_few_requests_are_not_judged_and_two_are_not_compared() {
         let usual = sample(100, 0, 10);
         assert!(found(&[usual, usual, usual, sample(19, 19, 0)]).is_empty());
         assert!(found(&[usual, usual, sample(19, 19, 0)]).is_empty());

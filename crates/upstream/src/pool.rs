@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pool_has_too_many_of_is_closed_and_does_not_cool_down() {
+    fn surplus_connections_of_a_pool_are_closed_and_do_not_cool_down() {
         run(async || {
             let (worker, other, pool, mut server) = (worker(), worker(), Pool::new(SETTINGS, 2), Server::start());
             let key = server.key(0);

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_back_counts_less_and_less() {
+    fn old_requests_count_less_and_less() {
         let budget = budget(20, 1);
         (0..100).for_each(|_| budget.note_request(0, at(0)));
         assert_eq!(granted(&budget, at(0)), 30);

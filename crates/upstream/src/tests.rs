@@ -585,7 +585,7 @@ fn a_new_list_goes_on_with_the_turns_of_the_old_one() {
 }
 
 #[test]
-fn what_names_stand_for_follows_the_group_over_a_reload() {
+fn resolved_addresses_follow_the_group_over_a_reload() {
     let state = Arc::new(GroupState::default());
     let group = || {
         let plan =

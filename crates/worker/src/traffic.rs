@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_the_usual_way_counts_as_everything_else_does() {
+    fn usual_requests_count_as_all_others() {
         let millis = |millis: u64| Some(Nanos::from(Duration::from_millis(millis)));
         let (whole, sent) = (millis(1), 7);
         let usual = Served { code: Some(200), received: 5, sent, first_byte: millis(0), whole };

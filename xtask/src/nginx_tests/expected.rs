@@ -245,7 +245,7 @@ match = ["proxy", "stream_ssl*.t"]
     }
 
     #[test]
-    fn what_is_as_recorded_is_as_expected() {
+    fn recorded_results_are_expected() {
         let expected = sample();
         assert_eq!(expected.compare("rewrite.t", &seen(Status::Pass, &[])), Verdict::AsExpected);
         assert_eq!(expected.compare("range.t", &seen(Status::Differs, &[3, 7])), Verdict::AsExpected);

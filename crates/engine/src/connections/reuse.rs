@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_for_a_new_connection_does_not_grow_with_the_number_of_others() {
+    fn work_for_a_new_connection_does_not_grow_with_the_number_of_connections() {
         let mut worker = Worker::new((0..MANY as u64).map(|slot| Some(second(slot % 997))).collect());
         // One after the other; each accepted connection is busy from then on.
         let mut closed = 0;
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_told_of_the_one_that_becomes_idle() {
+    fn search_finds_the_connection_that_becomes_idle() {
         let mut worker = Worker::new(vec![None; MANY]);
         worker.may_close_at[7] = Some(second(2000));
         let in_vain = Search::InVain(Some(second(2000)));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_be_closed_later_is_found_then() {
+    fn connection_that_may_be_closed_later_is_found_then() {
         let mut worker = Worker::new(vec![None; 1000]);
         worker.may_close_at[7] = Some(second(1060));
         assert_eq!(worker.search().0, Search::InVain(Some(second(1060))));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_looks_in_vain_while_there_is_one_to_close() {
+    fn search_succeeds_while_a_connection_may_be_closed() {
         const COUNT: usize = 1500;
         let mut random: u64 = 1;
         let mut below = |max: usize| {
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_without_connections_has_nobody_to_close() {
+    fn worker_without_connections_has_none_to_close() {
         let mut worker = Worker::new(Vec::new());
         assert_eq!(worker.search().0, Search::InVain(None));
         assert!(worker.longest_idle().is_empty());

@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_be_changed_is_made_anew() {
+    fn only_changeable_variables_are_made_anew() {
         let definitions = [
             Variable::named("uri", nothing),
             Variable::named("args", nothing).assigned_by(|_, _| {}),

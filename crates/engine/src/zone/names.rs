@@ -160,7 +160,7 @@ mod tests {
 
     /// The serving configuration is global to the process, so this is one test.
     #[test]
-    fn what_goes_on_is_what_the_configuration_that_serves_has() {
+    fn zones_of_the_serving_configuration_are_reused() {
         let mut first = NamedZones::default();
         let zone = get(&mut first, "one", BYTES, "$a").unwrap();
         let first = Arc::new(first);

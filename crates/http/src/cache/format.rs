@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_head_is_read_back() {
         let meta = meta();
         for sum in [BodySum::Whole(99), BodySum::Table(99)] {
             let written = encode(&meta, header_length(&meta), 1234, sum);

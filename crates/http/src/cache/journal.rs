@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_in_pieces_of_any_length() {
+    fn journal_is_read_in_pieces_of_any_length() {
         let journal = written(&records());
         for piece in 1..=journal.len() {
             assert_eq!(read(&journal, piece), (records(), Outcome::Whole), "{piece}");
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_journal_has_lost_whatever_it_had() {
+    fn malformed_journal_counts_as_lost() {
         for bytes in [&b""[..], b"GALE", b"something else that is long enough to have a header", &[0; 4096]] {
             assert_eq!(read(bytes, 1000), (vec![], Outcome::Lost(None)));
         }

@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_sendfile_leaves_of_a_file_goes_the_same_way_however_little_it_is() {
+    fn rest_of_a_file_after_sendfile_goes_by_sendfile() {
         let path = std::env::temp_dir().join(format!("gale-delivery-{}", std::process::id()));
         std::fs::write(&path, vec![b'x'; 2 * to_usize(SENDFILE_MIN)]).expect("written");
         let file = std::fs::File::open(&path).expect("there");
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_grow_for_who_waits_for_the_disk_time_after_time_and_for_nobody_else() {
+    fn reads_grow_only_for_a_client_that_waits_for_the_disk_repeatedly() {
         each_seed(3, |simulation: &Simulation| {
             simulation.add_file("/file", &vec![b'x'; 2 << 20]).unwrap();
             simulation.set_faults(Faults { cold_files: 1000, ..Faults::NONE });

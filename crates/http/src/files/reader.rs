@@ -84,7 +84,7 @@ mod tests {
         });
     }
     #[test]
-    fn where_memory_is_short_pieces_are_smaller_and_the_file_comes_to_its_end() {
+    fn file_is_sent_whole_in_smaller_pieces_when_memory_is_short() {
         each_seed(20, |simulation: &Simulation| {
             let content: Vec<u8> = (0..700_000_u32).map(|number| (number / 7) as u8).collect();
             simulation.add_file("/file", &content).unwrap();

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_a_response() {
+    fn end_of_a_response_is_recognised() {
         let head = || stdout("X: y\r\n\r\nbody");
         let end = || record(3, END, 0);
         // The end of the request is enough, without the end of the output too.

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_404() {
+    fn missing_key_is_404() {
         let missing = outcome(0, "END\r\n", false).unwrap();
         assert_eq!((missing.status, missing.keeps_alive), (404, true));
         assert_eq!(missing.messages, ["key: \"key\" was not found by memcached"]);

@@ -753,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_utf_8_becomes_question_marks_and_nothing_behind_it_is_lost() {
+    fn malformed_utf_8_becomes_question_marks_and_no_text_behind_it_is_lost() {
         assert_eq!(from_utf8(b"a\xd0<b>"), "a?<b>");
         assert_eq!(from_utf8(b"\xd0\xd0\xb6"), "?Z");
         assert_eq!(from_utf8(b"\xff\x80a\xe2\x82"), "??a?");

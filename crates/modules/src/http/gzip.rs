@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gathered_becomes_a_stream_when_it_must() {
+    fn gathered_body_becomes_a_stream_when_it_must() {
         let text: Vec<u8> = (0..100_000_u32).flat_map(|number| number.to_string().into_bytes()).collect();
         let noise: Vec<u8> = (0..60_000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
         let (half, rest) = text[..50_000].split_at(20_000);

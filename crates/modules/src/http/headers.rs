@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_lifetime_is_told_in_nginx_s_words() {
+    fn wrong_lifetimes_give_nginx_s_errors() {
         for (text, is_modified, message) in [
             ("", false, "invalid value"),
             ("soon", false, "invalid value"),

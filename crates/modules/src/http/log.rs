@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_block_says_takes_the_place_of_what_is_around_it() {
+    fn logs_of_a_block_replace_those_of_the_block_around_it() {
         let text = "http { access_log a; access_log b combined buffer=1m if=$uri;
                     server { location / { access_log c; } }
                     server { access_log off; access_log c; location / { } } }";

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_is_believed() {
+    fn untrusted_peers_are_not_believed() {
         let nearest = SocketAddress::Inet("192.0.2.7:1".parse().unwrap());
         let chain = Chain { trusted: &[Trusted::Unix], is_recursive: true };
         assert_eq!(chain.client(&nearest, &[b"192.0.2.1"]), None);

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_blocked() {
+    fn malformed_referer_is_blocked() {
         let mut referers = referers(&[("example.org", "")], &[]);
         for value in [&b"XXXX:++++++++++"[..], b"", b"http://a.b", b"\xff\xfe"] {
             referers.allows_blocked = false;

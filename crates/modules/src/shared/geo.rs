@@ -468,7 +468,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_flattened_says_what_the_networks_say(
+        fn flattened_table_agrees_with_the_networks(
             rows in prop::collection::vec((any::<u32>(), 0..=32_u8, 1..5_u32, any::<bool>()), 0..40),
             others in prop::collection::vec(any::<u32>(), 0..20),
         ) {

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_otherwise_is_refused_and_leaves_no_trace() {
+    fn ambiguous_request_is_refused_and_writes_nothing() {
         let mut out = b"before".to_vec();
         for method in ["", "G T", "GET\r\n", "G\0T", "GET:"] {
             assert_eq!(

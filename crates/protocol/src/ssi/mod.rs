@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_command_is_text() {
+    fn text_that_resembles_a_command_stays_text() {
         for text in ["<", "<!", "<!-", "<!--", "a<b", "<<", "<!<!-<!--<", "<!-- comment -->", "<!---#x-->", "<b>a</b>"]
         {
             check(text, &[text]);

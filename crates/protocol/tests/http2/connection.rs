@@ -264,7 +264,7 @@ fn the_connection_window_bounds_all_streams() {
 }
 
 #[test]
-fn what_a_reset_stream_held_is_given_back() {
+fn window_held_by_a_reset_stream_is_given_back() {
     let limits = Limits { connection_window: 65_535, ..Limits::default() };
     let mut reader = Reader::of(Connection::server(Arc::new(limits)));
     reader.releases = false;

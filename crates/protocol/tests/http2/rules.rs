@@ -518,7 +518,7 @@ fn a_new_interval_has_new_budgets() {
 }
 
 #[test]
-fn answers_that_nobody_reads_end_the_connection() {
+fn unread_answers_end_the_connection() {
     let limits = Limits { control_max: 1000, ..Limits::default() };
     let frames = client().repeat(100, |frames, _| frames.frame(PING, 0, 0, [0; 8]));
     check_with(limits, "unread", frames, Conn(CALM));

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_threads_have_counted_is_kept_when_they_have_ended() {
+    fn counts_of_ended_threads_are_kept() {
         const THREADS: u64 = 20;
         let before = file_counters();
         for _ in 0..THREADS {

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_loan_waits_and_its_rest_comes_back_in_front() {
+    fn rest_of_a_loan_comes_back_in_front() {
         let mut output = Output::new();
         output.append(b"lent ").unwrap();
         output.push(b"away ");
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_moved_stands_behind_what_was_there() {
+    fn moved_bytes_are_appended() {
         let (mut from, mut to) = (Output::new(), Output::new());
         from.push(b"abc");
         from.push(b"defgh");

@@ -283,15 +283,15 @@ impl<J> FairQueue<J> {
     }
 
     fn note_busy(&mut self, device: Device) {
-        self.over_share = self.who_is_over(self.over_share, device, |lane| lane.busy, self.share());
+        self.over_share = self.device_over_limit(self.over_share, device, |lane| lane.busy, self.share());
     }
 
     fn note_load(&mut self, device: Device) {
-        self.over_half = self.who_is_over(self.over_half, device, Lane::load, self.half());
+        self.over_half = self.device_over_limit(self.over_half, device, Lane::load, self.half());
     }
 
     /// The device that exceeds a limit, after `device` has changed; `known` is the one before.
-    fn who_is_over(
+    fn device_over_limit(
         &self,
         known: Option<Device>,
         device: Device,

@@ -137,7 +137,7 @@ fn a_smaller_pool_ends_the_threads_that_rest_and_a_larger_one_starts_some() {
 }
 
 #[test]
-fn what_is_given_up_stops_counting_up_to_a_bound() {
+fn abandoned_tasks_stop_counting_up_to_a_bound() {
     let pool = ThreadPool::new("test", 1, usize::MAX);
     let (release, released) = mpsc::channel::<()>();
     let running = pool.run(move || released.recv());

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_is_blocked_or_waits_for_a_lock() {
+    fn sleeping_thread_is_blocked_or_waits_for_a_lock() {
         let first = seen(0, ThreadState::Runnable, 0, 0, 0);
         assert_eq!(judge(&first, &seen(10, ASLEEP, 4, 0, 1)), StallKind::Blocked);
         let in_futex = ThreadState::Asleep { in_futex: true };
@@ -451,14 +451,14 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_is_computing() {
+    fn running_thread_is_computing() {
         let first = seen(100, ThreadState::Runnable, 50, 3, 7);
         assert_eq!(judge(&first, &seen(110, ThreadState::Runnable, 60, 3, 7)), StallKind::Computing);
         assert_eq!(judge(&first, &seen(110, ThreadState::Runnable, 55, 8, 7)), StallKind::Computing);
     }
 
     #[test]
-    fn who_could_run_and_does_not_is_preempted() {
+    fn runnable_thread_that_does_not_run_is_preempted() {
         let first = seen(100, ThreadState::Runnable, 50, 3, 7);
         // It has waited and runs again; it still waits, which the kernel has not added yet; it is in a debugger.
         assert_eq!(judge(&first, &seen(110, ThreadState::Runnable, 52, 11, 7)), StallKind::Preempted);
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_again_and_again_is_blocked() {
+    fn thread_that_sleeps_repeatedly_is_blocked() {
         let first = seen(100, ThreadState::Runnable, 50, 3, 7);
         assert_eq!(judge(&first, &seen(110, ThreadState::Runnable, 52, 4, 20)), StallKind::Blocked);
     }

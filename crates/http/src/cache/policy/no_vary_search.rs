@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_invalid_or_says_nothing_is_as_if_absent() {
+    fn invalid_or_empty_field_counts_as_absent() {
         // The draft's examples, and more.
         let long = format!("params=(\"{}\")", "x".repeat(FIELD_BYTES_MAX));
         let many = format!("params=({})", "\"a\" ".repeat(NAMES_MAX + 1));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_brought_into_form_stays_as_it_is() {
+    fn normalised_query_stays_as_it_is() {
         let rules = rules("key-order, params=(\"utm\")").unwrap();
         for query in ["b=%2F%26&a=+%2B&utm", "%", "%4", "=&==", "a&a=&a=1", "%00\u{7f}=\u{0}"] {
             let once = rules.normalise(query.as_bytes()).unwrap();

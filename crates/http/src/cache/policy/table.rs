@@ -259,7 +259,7 @@ fn fields_that_are_ignored_say_nothing() {
 }
 
 #[test]
-fn what_is_stale_may_be_used_as_long_as_it_says() {
+fn stale_response_may_be_used_as_long_as_its_fields_allow() {
     let lifetime = |text: &'static str, conformance: Conformance| {
         let lines: &'static [&'static str] = Box::leak(Box::new([text]));
         let judged = Judged {

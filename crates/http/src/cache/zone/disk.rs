@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_found_in_memory_is_no_answer_while_others_wait() {
+    fn answer_from_memory_does_not_end_silence_of_a_disk() {
         let (disk, device) = (Disk::default(), Device::key(18));
         let began = now_anywhere();
         let is_silent = || !disk.is_well() && !disk.has_answered_since(device, began);

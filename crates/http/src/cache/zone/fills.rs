@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_kept_is_read_and_keeps_nobody_from_fetching() {
+    fn kept_fill_is_readable_and_delays_no_fetch() {
         on_a_loop(|zone| {
             let (id, now) = (id_of(b"key"), Moment::from_nanos(0));
             let begin = || zone.begin(&id, id, now, Duration::MAX);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fill_that_somebody_has_found_is_not_given_up_before_it_is_read() {
+    fn fill_that_was_found_is_not_given_up_before_it_is_read() {
         on_a_loop(|zone| {
             let (id, now) = (id_of(b"key"), Moment::from_nanos(0));
             let begin = || zone.begin(&id, id, now, Duration::MAX);

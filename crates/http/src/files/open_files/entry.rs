@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_takes_its_room_until_nobody_sends_it_any_more() {
+    fn body_takes_room_until_its_last_slice_is_dropped() {
         let _alone = ALONE.lock();
         let path = std::env::temp_dir().join(format!("gale-body-{}", std::process::id()));
         std::fs::File::create(&path).unwrap().write_all(&[b'a'; 1000]).unwrap();

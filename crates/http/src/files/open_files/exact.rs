@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_opened_often_within_a_window_is_worth_keeping_once() {
+    fn file_opened_often_within_a_window_is_a_candidate_once() {
         let recent = Recent { slots: [const { AtomicU64::new(0) }; RECENT_SLOTS] };
         let hash = (7 << 32) | 3;
         let noted = |now: u64, times: usize| (0..times).filter(|_| recent.note(hash, now)).count();

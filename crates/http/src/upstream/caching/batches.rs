@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_turn_brings_is_handed_over_in_few_tasks_and_in_order() {
+    fn calls_of_a_turn_are_handed_over_in_few_tasks_and_in_order() {
         let pool = ThreadPool::new("test", 1, 100);
         let (sender, receiver) = mpsc::channel();
         EventLoop::new(LoopOptions::default()).unwrap().run(async {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_when_the_loop_ends_is_handed_over() {
+    fn waiting_calls_are_handed_over_when_the_loop_ends() {
         let pool = ThreadPool::new("test", 1, 100);
         let (sender, receiver) = mpsc::channel();
         EventLoop::new(LoopOptions::default()).unwrap().run(async {

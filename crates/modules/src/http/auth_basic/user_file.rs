@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn for_nobody_the_first_password_is_told() {
+    fn first_password_is_returned_for_an_unknown_user() {
         let first = |text: &str| find_in(text.as_bytes(), FILE_BYTES_MAX, b"x").unwrap();
         assert_eq!(first("#c:0\nb:\na:1:comment\nd:2\n"), Found::Nobody(Some(b"1".to_vec())));
         assert_eq!(first("nonsense\n"), Found::Nobody(None));

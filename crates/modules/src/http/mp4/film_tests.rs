@@ -374,7 +374,7 @@ fn atom(name: &[u8; 4], data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_wrong_is_told_in_nginx_s_words() {
+fn malformed_files_give_nginx_s_errors() {
     let part = wanted(1_000, None, false);
     assert_wrong(b"", part, "no mp4 trak atoms were found in \"film\"");
     assert_wrong(b"abc", part, "\"film\" mp4 file truncated");

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_can_be_read_again() {
+    fn written_context_is_read_back() {
         let context = TraceContext { trace_id: [7; 16], span_id: [9; 8], parent: None };
         assert_eq!(parse_traceparent(&context.traceparent(true)), Some(([7; 16], [9; 8], true)));
         assert_eq!(parse_traceparent(&context.traceparent(false)), Some(([7; 16], [9; 8], false)));

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_dropped_and_a_batch_that_is_sent_takes_room() {
+    fn spans_without_room_are_dropped_and_a_batch_in_flight_takes_room() {
         let queue = Queue::default();
         (0..5).for_each(|_| queue.add(vec![1], LIMITS));
         assert_eq!(queue.dropped(), 1);

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_page_keeps_is_bounded() {
+    fn memory_of_a_page_is_bounded() {
         let page = Page::default();
         let half = Bytes::from(vec![b'x'; BYTES_MAX / 2 - 100]);
         for _ in 0..100 {

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_counts_until_it_is_done_and_not_until_nobody_waits() {
+    fn abandoned_read_counts_until_it_is_done() {
         let Some(driver) = driver() else { return };
         let page_cache = PageCache::with_slots(8);
         let (from, _to) = rustix::pipe::pipe().expect("descriptors");

@@ -146,7 +146,7 @@ fn without_a_queue_there_is_room_for_as_many_as_can_run() {
 }
 
 #[test]
-fn what_runs_and_waits_is_told_of_devices_of_files() {
+fn loads_name_devices_of_files() {
     let mut queue = FairQueue::new(1, 100);
     submit_all(&mut queue, A, 0..3);
     submit_all(&mut queue, A.looks(), [3]);
@@ -169,7 +169,7 @@ fn a_single_thread_does_one_thing_at_a_time() {
 }
 
 #[test]
-fn what_does_not_count_takes_no_room() {
+fn uncounted_job_takes_no_room() {
     let mut queue = FairQueue::new(1, 1);
     submit_all(&mut queue, A, [0, 1]);
     queue.push(A, 2, false);
