@@ -12,7 +12,7 @@ use crate::report::{self, Document, percent};
 use crate::servers::{Accepting, Setting};
 
 const WORKERS: usize = 2;
-const WAYS: [Accepting; 3] = [Accepting::Shared, Accepting::Reuseport, Accepting::Mutex];
+const ACCEPTING_MODES: [Accepting; 3] = [Accepting::Shared, Accepting::Reuseport, Accepting::Mutex];
 
 #[derive(Debug, Serialize)]
 struct WayRow {
@@ -28,7 +28,7 @@ pub fn measure(options: &Options) -> Measured {
     let mut servers = Vec::new();
     let mut ways = Vec::new();
     for program in &programs {
-        for way in WAYS {
+        for way in ACCEPTING_MODES {
             servers.push(Subject::new(program, Setting { accepting: way, ..case.setting() }));
             ways.push(way.name());
         }

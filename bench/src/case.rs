@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::behind::Behind;
+use crate::backend::Backend;
 use crate::certificate::Certificate;
 use crate::client::{self, ClientKind, Figures, Headers};
 use crate::grpc::Grpc;
@@ -37,9 +37,9 @@ const FOUND_PATH: &str = "/cached";
 /// A cache in the server's own folder. `max_size` evicts the responses of `/stored`, which are never read.
 const CACHE: &str = "proxy_cache_path cache levels=1:2 keys_zone=cache:64m max_size=256m inactive=1h;";
 const CACHED_LOCATIONS: &str = "\
-    location = /cached { proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
+    location = /cached { proxy_pass http://backend; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
     proxy_cache cache; proxy_cache_valid 200 1h; }\n        \
-    location = /stored { proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
+    location = /stored { proxy_pass http://backend; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
     proxy_cache cache; proxy_cache_valid 200 1h; proxy_cache_key $request_id; }";
 
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ pub struct Case {
     pub certificate: Option<Arc<Certificate>>,
     pub handshakes: Handshakes,
     /// Backend of proxied requests.
-    pub behind: Option<Rc<Behind>>,
+    pub backend: Option<Rc<Backend>>,
     /// Keeps the application running while a case needs it.
     pub _interpreter: Option<Rc<Interpreter>>,
     pub grpc: Option<Rc<Grpc>>,
@@ -97,7 +97,7 @@ impl Case {
             floor_request: None,
             certificate: None,
             handshakes: Handshakes::default(),
-            behind: None,
+            backend: None,
             _interpreter: None,
             grpc: None,
             client,
@@ -176,20 +176,20 @@ impl Case {
         Case { title, headers, directives: Some(grpc.directives()), grpc: Some(grpc), ..case }
     }
 
-    /// A request proxied to `behind`, which always sends the same answer.
+    /// A request proxied to `backend`, which always sends the same answer.
     pub fn proxied(
         options: &Options,
         client: ClientKind,
         name: &'static str,
         path: &'static str,
-        behind: Rc<Behind>,
+        backend: Rc<Backend>,
         connections: u32,
     ) -> Case {
-        let body_bytes = behind.body_bytes;
+        let body_bytes = backend.body_bytes;
         let case = Case::keepalive(options, client, connections);
         let how = if path == "/unbuffered" { "proxied unbuffered" } else { "proxied" };
         let title = case.title.replace("2-byte answer", &format!("{how}, {body_bytes} bytes"));
-        Case { name, title, path, body_bytes, behind: Some(behind), ..case }
+        Case { name, title, path, body_bytes, backend: Some(backend), ..case }
     }
 
     /// 2 bytes from an application, over a new connection to it for each request, as is common. Returns `None` if it is
@@ -217,8 +217,8 @@ impl Case {
         let is_chosen = |name: &str| options.cases.iter().flatten().any(|case| case == name);
         let mut cases = Vec::new();
         if is_chosen("proxied") {
-            let behind = Behind::start(options.client_core, SMALL_BODY.len())?;
-            cases.push(Case::proxied(options, client, "proxied", "/proxied", behind, connections));
+            let backend = Backend::start(options.client_core, SMALL_BODY.len())?;
+            cases.push(Case::proxied(options, client, "proxied", "/proxied", backend, connections));
         }
         for (name, language) in [("fastcgi", Language::Php), ("uwsgi", Language::Python)] {
             if is_chosen(name) {
@@ -235,11 +235,11 @@ impl Case {
         client: ClientKind,
         name: &'static str,
         path: &'static str,
-        behind: Rc<Behind>,
+        backend: Rc<Backend>,
         connections: u32,
     ) -> Case {
         let how = if path == "/stored" { "stored" } else { "found" };
-        let case = Case::proxied(options, client, name, path, behind, connections);
+        let case = Case::proxied(options, client, name, path, backend, connections);
         let directives = Some(Directives { http: CACHE.to_owned(), server: CACHED_LOCATIONS.to_owned() });
         Case { title: format!("{}, {how}", case.title.replace("proxied", "cached")), directives, ..case }
     }
@@ -285,7 +285,7 @@ impl Case {
             if is_http2 && matches!(program.kind, Kind::Floor | Kind::Haproxy) {
                 continue; // HTTP/1 only
             }
-            if program.kind == Kind::Floor && self.is_short && self.behind.is_some() {
+            if program.kind == Kind::Floor && self.is_short && self.backend.is_some() {
                 continue; // a relay cannot detect the end of a response
             }
             if program.kind == Kind::Floor && self.workers > 1 {
@@ -295,12 +295,12 @@ impl Case {
             if program.kind == Kind::Floor && is_ring && self.body_bytes > FLOOR_RING_BODY_MAX {
                 continue; // it sends once, and a socket holds no more
             }
-            if program.kind == Kind::Haproxy && self.body_bytes > FILE_BYTES && self.behind.is_none() {
+            if program.kind == Kind::Haproxy && self.body_bytes > FILE_BYTES && self.backend.is_none() {
                 continue; // it has only that file in memory
             }
             all.push(program.clone());
             let may_cache = program.kind == Kind::Nginx || (program.kind == Kind::Gale && self.name != "file");
-            if self.behind.is_some() {
+            if self.backend.is_some() {
                 continue; // no file, and no reason to defer
             }
             if self.path.starts_with("/file") && may_cache {
@@ -327,7 +327,7 @@ impl Case {
             floor_body_bytes: self.body_bytes,
             workers: self.workers,
             accepting: Accepting::Shared,
-            behind: self.behind.as_ref().map(|behind| behind.port),
+            backend: self.backend.as_ref().map(|backend| backend.port),
             floor_request: self.floor_request.clone(),
             caches: self.is_found(),
             certificate: self.certificate.clone(),

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use serde::Serialize;
 
 use crate::Measured;
-use crate::behind::Behind;
+use crate::backend::Backend;
 use crate::case::{self, Case, Row, Subject};
 use crate::certificate::Certificate;
 use crate::client::ClientKind;
@@ -80,13 +80,13 @@ pub fn measure_http2(options: &Options) -> Measured {
 pub fn measure_tls(options: &Options) -> Measured {
     let certificate = Certificate::make(&["localhost".to_owned()])?;
     let client = options.client.unwrap_or(ClientKind::Wrk);
-    let behind = Behind::start(options.client_core, SMALL_BODY.len())?;
+    let backend = Backend::start(options.client_core, SMALL_BODY.len())?;
     let (_, file, file_bytes) = FILES[2];
     let (_, large, large_bytes) = FILES[3];
     let proxied = |streams| Case {
         client: ClientKind::H2load(streams),
         title: format!("HTTP/2, proxied, 2 bytes, 16 connections × {streams} streams"),
-        ..Case::proxied(options, client, "h2-proxied", "/proxied", Rc::clone(&behind), 16)
+        ..Case::proxied(options, client, "h2-proxied", "/proxied", Rc::clone(&backend), 16)
     };
     let handshake = |name, handshakes: Handshakes| {
         let Handshakes { are_full, are_of_12, are_hybrid } = handshakes;
@@ -128,11 +128,11 @@ pub fn measure_tls(options: &Options) -> Measured {
 /// Cache: hits of several sizes, and responses that are fetched and stored each time.
 pub fn measure_cache(options: &Options) -> Measured {
     let client = options.client.unwrap_or(ClientKind::Wrk);
-    let behind = |bytes: usize| Behind::start(options.client_core, bytes);
-    let (small, file, large) = (behind(1 << 10)?, behind(64 << 10)?, behind(4 << 20)?);
+    let backend = |bytes: usize| Backend::start(options.client_core, bytes);
+    let (small, file, large) = (backend(1 << 10)?, backend(64 << 10)?, backend(4 << 20)?);
     let connections = options.connections[0];
-    let cached = |name, path, behind: &Rc<Behind>, connections| {
-        Case::cached(options, client, name, path, Rc::clone(behind), connections)
+    let cached = |name, path, backend: &Rc<Backend>, connections| {
+        Case::cached(options, client, name, path, Rc::clone(backend), connections)
     };
     let cases = vec![
         cached("hit-1k", "/cached", &small, connections),
@@ -148,11 +148,11 @@ pub fn measure_cache(options: &Options) -> Measured {
 /// connection for each request.
 pub fn measure_proxy(options: &Options) -> Measured {
     let client = options.client.unwrap_or(ClientKind::Wrk);
-    let small = Behind::start(options.client_core, SMALL_BODY.len())?;
-    let (file, large) = (Behind::start(options.client_core, 64 << 10)?, Behind::start(options.client_core, 4 << 20)?);
+    let small = Backend::start(options.client_core, SMALL_BODY.len())?;
+    let (file, large) = (Backend::start(options.client_core, 64 << 10)?, Backend::start(options.client_core, 4 << 20)?);
     let connections = options.connections[0];
-    let proxied = |name, path, behind: &Rc<Behind>, connections| {
-        Case::proxied(options, client, name, path, Rc::clone(behind), connections)
+    let proxied = |name, path, backend: &Rc<Backend>, connections| {
+        Case::proxied(options, client, name, path, Rc::clone(backend), connections)
     };
     let short = proxied("short", "/proxied", &small, options.short_connections);
     let cases = vec![

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use serde::Serialize;
 
 use crate::Measured;
-use crate::behind::Behind;
+use crate::backend::Backend;
 use crate::instructions::{self, Asked, BATCH};
 use crate::options::Options;
 use crate::report::{self, Document, Spread};
@@ -72,7 +72,7 @@ const CASES: [Case; 6] = [
     },
     Case {
         name: "proxied",
-        title: "2 bytes from a server behind, zones of server and location",
+        title: "2 bytes from a backend, zones of server and location",
         path: "/counted",
         off: Blocks { server: "location = /counted { PASS }", ..NONE },
         on: Blocks { server: "status_zone site; location = /counted { status_zone counted; PASS }", ..NONE },
@@ -103,7 +103,7 @@ const CASES: [Case; 6] = [
     },
 ];
 
-const PASS: &str = "proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\";";
+const PASS: &str = "proxy_pass http://backend; proxy_http_version 1.1; proxy_set_header Connection \"\";";
 
 #[derive(Debug, Serialize)]
 struct Row {
@@ -128,8 +128,8 @@ impl Row {
 
 /// Backends: one for proxied requests, and a collector of spans, which answers with an empty body.
 struct Others {
-    behind: Rc<Behind>,
-    collector: Rc<Behind>,
+    backend: Rc<Backend>,
+    collector: Rc<Backend>,
 }
 
 /// Counts for Gale, or for the chosen servers.
@@ -137,8 +137,8 @@ pub fn measure(options: &Options) -> Measured {
     let programs = instructions::programs(options, &["gale"])?;
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
     let others = Others {
-        behind: Behind::start(options.client_core, SMALL_BODY.len())?,
-        collector: Behind::start(options.client_core, 0)?,
+        backend: Backend::start(options.client_core, SMALL_BODY.len())?,
+        collector: Backend::start(options.client_core, 0)?,
     };
     let mut rows = Vec::new();
     for program in &programs {
@@ -194,7 +194,7 @@ impl Others {
         Setting {
             http: blocks.http.replace("COLLECTOR", &self.collector.port.to_string()),
             server: blocks.server.replace("PASS", PASS),
-            behind: Some(self.behind.port),
+            backend: Some(self.backend.port),
             ..Setting::default()
         }
     }

@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, recv};
 use serde::Serialize;
 
 use crate::Measured;
-use crate::behind::Behind;
+use crate::backend::Backend;
 use crate::burst::{pin, take_priority};
 use crate::case::in_turn;
 use crate::client::swarm::{body_missing, discard};
@@ -55,9 +55,9 @@ pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale", "haproxy", "h2o"]))?;
     let mut rows = Vec::new();
     for (answer, bytes, rate) in JOBS {
-        let behind = Behind::start(options.client_core, bytes)?;
+        let backend = Backend::start(options.client_core, bytes)?;
         let rounds = in_turn(options.rounds, &programs, |program, round| {
-            let sample = measure_one(options, program, &behind, rate)?;
+            let sample = measure_one(options, program, &backend, rate)?;
             eprintln!("first-byte: {} {answer} round {round}: {sample:?}", program.label);
             Ok(sample)
         })?;
@@ -91,9 +91,9 @@ pub fn measure(options: &Options) -> Measured {
     Ok((Document::new("first-byte", "Time to the first byte through a proxy", &programs, &body, &rows)?, holds))
 }
 
-fn measure_one(options: &Options, program: &Program, behind: &Rc<Behind>, rate: u32) -> Result<Sample, String> {
+fn measure_one(options: &Options, program: &Program, backend: &Rc<Backend>, rate: u32) -> Result<Sample, String> {
     let cores = Some(vec![options.server_core]);
-    let running = program.start(Setting { cores, behind: Some(behind.port), ..Setting::default() })?;
+    let running = program.start(Setting { cores, backend: Some(backend.port), ..Setting::default() })?;
     let (address, core, run_time) = (running.address.clone(), options.client_core, options.run_time);
     let client = std::thread::spawn(move || {
         pin(core)?;

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::Measured;
-use crate::behind::Behind;
+use crate::backend::Backend;
 use crate::callgrind::{self, Instruction};
 use crate::client::Headers;
 use crate::client::load::{self, Connection};
@@ -78,7 +78,7 @@ pub const CASES: [Case; 7] = [
     Case { name: "two-workers", title: "2-byte answer, two workers", workers: 2, ..ANSWER },
     Case { name: "file", title: "1 KiB file", path: "/file", ..ANSWER },
     Case { name: "short", title: "short connection", is_short: true, ..ANSWER },
-    Case { name: "proxied", title: "2 bytes from a server behind", path: "/proxied", ..ANSWER },
+    Case { name: "proxied", title: "2 bytes from a backend", path: "/proxied", ..ANSWER },
     Case { name: "fastcgi", title: "2 bytes of PHP-FPM", path: "/fastcgi", language: Some(Language::Php), ..ANSWER },
     Case { name: "uwsgi", title: "2 bytes of uWSGI", path: "/uwsgi", language: Some(Language::Python), ..ANSWER },
 ];
@@ -142,8 +142,8 @@ impl Case {
             return Err("its workers are processes".to_owned());
         }
         let setting = if self.page.is_some() { location::setting() } else { Setting::default() };
-        let behind = match self.is_proxied() {
-            true => Some(Behind::start(options.client_core, SMALL_BODY.len())?),
+        let backend = match self.is_proxied() {
+            true => Some(Backend::start(options.client_core, SMALL_BODY.len())?),
             false => None,
         };
         let interpreter = match self.language {
@@ -162,11 +162,11 @@ impl Case {
             accepting,
             floor_body_bytes: self.content().len(),
             server,
-            behind: behind.as_ref().map(|behind| behind.port),
+            backend: backend.as_ref().map(|backend| backend.port),
             floor_request,
             ..setting
         };
-        Ok(Prepared { setting, _behind: behind, _interpreter: interpreter })
+        Ok(Prepared { setting, _backend: backend, _interpreter: interpreter })
     }
 
     pub fn executions(&self, options: &Options, program: &Program) -> Result<Vec<(Instruction, f64)>, String> {
@@ -178,7 +178,7 @@ impl Case {
 /// Settings, and the backends, which run while this is held.
 struct Prepared {
     setting: Setting,
-    _behind: Option<Rc<Behind>>,
+    _backend: Option<Rc<Backend>>,
     _interpreter: Option<Interpreter>,
 }
 
@@ -269,14 +269,14 @@ struct Candidate {
 }
 
 fn candidates(programs: &[Program], has_files: bool) -> Vec<Candidate> {
-    let ways = |program: &Program| -> &[Option<&'static str>] {
+    let aio_values = |program: &Program| -> &[Option<&'static str>] {
         if has_files && program.kind == Kind::Gale { &[None, Some("off")] } else { &[None] }
     };
     let candidate = |program: &Program, aio: Option<&'static str>| {
         let label = aio.map_or_else(|| program.label.clone(), |aio| format!("{}, aio {aio}", program.label));
         Candidate { label, program: program.clone(), aio }
     };
-    programs.iter().flat_map(|program| ways(program).iter().map(move |&aio| candidate(program, aio))).collect()
+    programs.iter().flat_map(|program| aio_values(program).iter().map(move |&aio| candidate(program, aio))).collect()
 }
 
 /// Cost of a file with the default, `aio auto`, relative to `aio off`.

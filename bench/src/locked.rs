@@ -11,7 +11,7 @@ use std::process::Command;
 use serde::Serialize;
 
 use crate::Measured;
-use crate::behind::Behind;
+use crate::backend::Backend;
 use crate::callgrind::{self, Frame, Instruction, output};
 use crate::instructions::{self, Asked, BATCH};
 use crate::options::Options;
@@ -51,7 +51,7 @@ const CASES: [Case; 7] = [
     },
     Case {
         name: "proxied",
-        title: "2 bytes from a server behind",
+        title: "2 bytes from a backend",
         path: "/proxied",
         http: "",
         server: "",
@@ -62,7 +62,7 @@ const CASES: [Case; 7] = [
         title: "2 bytes found in a cache",
         path: "/cached",
         http: "proxy_cache_path cache keys_zone=responses:1m; proxy_cache_valid 1h;",
-        server: "location = /cached { proxy_pass http://behind/proxied; proxy_cache responses; }",
+        server: "location = /cached { proxy_pass http://backend/proxied; proxy_cache responses; }",
         content: || vec![b'x'; SMALL_BODY.len()],
     },
     Case {
@@ -96,12 +96,12 @@ struct Row {
 pub fn measure(options: &Options) -> Measured {
     let programs = instructions::programs(options, &["gale"])?;
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
-    let behind = Behind::start(options.client_core, SMALL_BODY.len())?;
+    let backend = Backend::start(options.client_core, SMALL_BODY.len())?;
     let (mut body, mut rows) = (String::new(), Vec::new());
     for program in &programs {
         let mut objects = Objects::default();
         for case in CASES.into_iter().filter(is_chosen) {
-            let found = count(options, program, case, &behind, &mut objects)?;
+            let found = count(options, program, case, &backend, &mut objects)?;
             let all: f64 = found.iter().map(|row| row.per_request).sum();
             eprintln!("{}, {}: {all:.2}", program.label, case.name);
             let table = report::table_of(
@@ -126,7 +126,7 @@ fn count(
     options: &Options,
     program: &Program,
     case: Case,
-    behind: &Behind,
+    backend: &Backend,
     objects: &mut Objects,
 ) -> Result<Vec<Row>, String> {
     let asked = Asked {
@@ -137,7 +137,7 @@ fn count(
         batch: BATCH,
     };
     let (http, server) = (case.http.to_owned(), case.server.to_owned());
-    let setting = Setting { http, server, behind: Some(behind.port), ..Setting::default() };
+    let setting = Setting { http, server, backend: Some(backend.port), ..Setting::default() };
     let executed = callgrind::per_request(options, program, &setting, &asked)?;
     let mut locked = Vec::new();
     for (instruction, per_request) in executed.into_iter().filter(|(_, per_request)| *per_request >= SHOWN_MIN) {

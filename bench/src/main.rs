@@ -7,7 +7,7 @@
 
 mod accept;
 mod application;
-mod behind;
+mod backend;
 mod beside;
 mod burst;
 mod caches;
@@ -140,7 +140,7 @@ fn run(args: &[String]) -> Result<bool, String> {
         // Processes that the harness starts, and the charts of earlier results.
         "floor" => return floor::main(rest).map(|()| true),
         "relay" => return floor::relay::main(rest).map(|()| true),
-        "floor-behind" => return floor::behind::main(rest).map(|()| true),
+        "floor-reconnecting" => return floor::reconnecting::main(rest).map(|()| true),
         "lean" => return client::lean::main(rest).map(|()| true),
         "handshakes" => return client::handshakes::main(rest).map(|()| true),
         "charts" => return thread_pools::draw_charts(&Options::parse(rest)?.results).map(|()| true),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::Measured;
-use crate::behind::Bulk;
+use crate::backend::Bulk;
 use crate::case::in_turn;
 use crate::client::http2;
 use crate::options::Options;
@@ -163,13 +163,13 @@ fn delay(server: &str) -> std::io::Result<SocketAddr> {
     let server = server.to_owned();
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            let Ok(behind) = TcpStream::connect(&server) else { continue };
-            let _ = (client.set_nodelay(true), behind.set_nodelay(true));
-            let Ok((to_client, to_behind)) = client.try_clone().and_then(|own| Ok((own, behind.try_clone()?))) else {
+            let Ok(backend) = TcpStream::connect(&server) else { continue };
+            let _ = (client.set_nodelay(true), backend.set_nodelay(true));
+            let Ok((to_client, to_backend)) = client.try_clone().and_then(|own| Ok((own, backend.try_clone()?))) else {
                 continue;
             };
-            one_way(client, to_behind);
-            one_way(behind, to_client);
+            one_way(client, to_backend);
+            one_way(backend, to_client);
         }
     });
     Ok(address)

@@ -120,7 +120,7 @@ pub struct Setting {
     pub blocks: String,
     /// Local port of the backend for `/proxied`, for `/unbuffered` (without buffering), and for WebSockets at
     /// `/tunnel`.
-    pub behind: Option<u16>,
+    pub backend: Option<u16>,
     /// Request of the floor to its backend instead, over a new connection each time.
     pub floor_request: Option<OneRequest>,
     /// The other servers cache responses of the backend: `/cached`. For nginx and Gale the cache is in their
@@ -157,7 +157,7 @@ impl Default for Setting {
             http: String::new(),
             server: String::new(),
             blocks: String::new(),
-            behind: None,
+            backend: None,
             floor_request: None,
             caches: false,
             reloads: false,
@@ -298,11 +298,11 @@ impl Program {
                     (true, true) => "close-deferred",
                 };
                 let (port, body_bytes) = (port.to_string(), setting.floor_body_bytes.to_string());
-                match (&setting.floor_request, setting.behind.filter(|_| !setting.caches)) {
+                match (&setting.floor_request, setting.backend.filter(|_| !setting.caches)) {
                     (None, None) => command.args(["floor", &port, self.floor_driver(), mode, &body_bytes]),
-                    (None, Some(behind)) => command.args(["relay", &port, self.floor_driver(), &behind.to_string()]),
+                    (None, Some(backend)) => command.args(["relay", &port, self.floor_driver(), &backend.to_string()]),
                     (Some(request), _) => {
-                        command.args(["floor-behind", &port, self.floor_driver(), &body_bytes]);
+                        command.args(["floor-reconnecting", &port, self.floor_driver(), &body_bytes]);
                         command.arg(&request.socket).arg(&request.file)
                     }
                 };
@@ -374,10 +374,12 @@ impl Program {
                         certificate.key().display()
                     )
                 });
-                let (group, proxied) = setting.behind.map_or_else(Default::default, |behind| {
-                    let pass = "proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\";";
+                let (group, proxied) = setting.backend.map_or_else(Default::default, |backend| {
+                    let pass = "proxy_pass http://backend; proxy_http_version 1.1; proxy_set_header Connection \"\";";
                     (
-                        format!("    upstream behind {{ server 127.0.0.1:{behind}; keepalive {PROXIED_IDLE_MAX}; }}\n"),
+                        format!(
+                            "    upstream backend {{ server 127.0.0.1:{backend}; keepalive {PROXIED_IDLE_MAX}; }}\n"
+                        ),
                         format!(
                             "        location = /proxied {{ {pass} }}\n\
                              \x20       location = /unbuffered {{ {pass} proxy_buffering off; }}\n"
@@ -399,9 +401,9 @@ impl Program {
             }
             Kind::H2o => {
                 let user = if is_root { "user: root\n" } else { "" };
-                let proxied = setting.behind.map_or_else(String::new, |behind| {
+                let proxied = setting.backend.map_or_else(String::new, |backend| {
                     let to = |path: &str| {
-                        format!("      {path}:\n        proxy.reverse.url: http://127.0.0.1:{behind}{path}\n")
+                        format!("      {path}:\n        proxy.reverse.url: http://127.0.0.1:{backend}{path}\n")
                     };
                     to("/proxied") + &to("/unbuffered") + &to("/tunnel") + "        proxy.websocket: ON\n"
                 });
@@ -425,13 +427,13 @@ impl Program {
             // Its strict limits assume two descriptors per connection; here a connection needs one, or two with a
             // proxy.
             Kind::Haproxy => {
-                let (rule, backend) = setting.behind.map_or_else(Default::default, |behind| {
+                let (rule, backend) = setting.backend.map_or_else(Default::default, |backend| {
                     // It stores only responses with an explicit lifetime.
                     let (cache, rules) = if setting.caches { (HAPROXY_CACHE, HAPROXY_CACHE_RULES) } else { ("", "") };
                     (
-                        "    use_backend behind if { path /proxied /unbuffered /tunnel /cached }\n",
+                        "    use_backend origin if { path /proxied /unbuffered /tunnel /cached }\n",
                         format!(
-                            "{cache}backend behind\n    http-reuse always\n{rules}    server one 127.0.0.1:{behind}\n"
+                            "{cache}backend origin\n    http-reuse always\n{rules}    server one 127.0.0.1:{backend}\n"
                         ),
                     )
                 });
@@ -459,8 +461,8 @@ impl Program {
                 )
             }
             Kind::Varnish => {
-                let backend = setting.behind.map_or("backend behind none;\n".to_owned(), |behind| {
-                    format!("backend behind {{ .host = \"127.0.0.1\"; .port = \"{behind}\"; }}\n")
+                let backend = setting.backend.map_or("backend origin none;\n".to_owned(), |backend| {
+                    format!("backend origin {{ .host = \"127.0.0.1\"; .port = \"{backend}\"; }}\n")
                 });
                 format!(
                     "vcl 4.1;\n{backend}\

@@ -15,7 +15,7 @@ use rustix::net::sockopt::set_socket_recv_buffer_size;
 use serde::Serialize;
 
 use crate::Measured;
-use crate::behind::{Bulk, Pace};
+use crate::backend::{Bulk, Pace};
 use crate::case::in_turn;
 use crate::client::swarm::{Got, WithoutCore, probe_loops};
 use crate::memory::{self, Memory};
@@ -130,7 +130,7 @@ fn without_core(row: &Row, of: fn(&Round) -> &Transfer) -> String {
 }
 
 fn measure_one(options: &Options, program: &Program, cage: &Cage, disk: &SmallDisk) -> Result<Round, String> {
-    let fault = |error: std::io::Error| format!("server behind: {error}");
+    let fault = |error: std::io::Error| format!("backend: {error}");
     let quick = Bulk { sends: BODY_BYTES, taken_per_second: None }.start().map_err(fault)?;
     let slow = Bulk { sends: BODY_BYTES, taken_per_second: Some(TAKEN_PER_SECOND) }.start().map_err(fault)?;
     let files = disk.mount_point.display();

@@ -113,7 +113,7 @@ fn measure_one(options: &Options, program: &Program) -> Result<Readings, String>
     let setting = Setting {
         cores,
         server: location,
-        behind: Some(echo.address.port()),
+        backend: Some(echo.address.port()),
         reloads: true,
         connections_max: 2 * TUNNELS + 1024,
         ..Setting::default()

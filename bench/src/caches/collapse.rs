@@ -81,7 +81,7 @@ fn measure_one(program: &Program) -> Result<Sample, String> {
              proxy_cache_valid 200 1h; proxy_cache_lock on; proxy_max_temp_file_size 0; }}"
         ),
         // Varnish does not know these directives.
-        behind: (program.kind == Kind::Varnish).then_some(backend.port()),
+        backend: (program.kind == Kind::Varnish).then_some(backend.port()),
         ..Setting::default()
     })?;
     let begun = Instant::now();

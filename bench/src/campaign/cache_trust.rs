@@ -15,7 +15,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "cache-trust",
     does: "A client asks with fields that are no part of the key, with a range, a condition, HEAD, a cookie or another \
            host, or for an account under a path that looks static; then another client asks.",
-    holds: "The second client gets what the server behind has for it, and nothing of the first.",
+    holds: "The second client gets what the backend has for it, and nothing of the first.",
     needs: &[],
     not_on_nginx: None,
     run,
@@ -94,7 +94,7 @@ const CASES: [Case; 15] = [
         body: "the whole body",
     },
     Case {
-        name: "a field that the server behind refuses",
+        name: "a field that the backend refuses",
         first: "GET /static/plain/refused HTTP/1.1\r\n%X-Bad: 1\r\n\r\n",
         second: "GET /static/plain/refused HTTP/1.1\r\n%\r\n",
         body: "the whole body",

@@ -1,4 +1,4 @@
-//! hostile-server, leaving-client: the other side ends or falls silent behind each byte.
+//! hostile-server, leaving-client: the other side ends or falls silent after each byte.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -19,7 +19,7 @@ use crate::servers::Setting;
 
 pub const HOSTILE_SERVER: Experiment = Experiment {
     name: "hostile-server",
-    does: "The server behind closes, resets or falls silent behind each byte of its response, with a length and in \
+    does: "The backend closes, resets or falls silent after each byte of its response, with a length and in \
            chunks; the response is buffered, not buffered, and cached.",
     holds: "A part of a response is never told as the whole and never stored.",
     needs: &[],
@@ -29,7 +29,7 @@ pub const HOSTILE_SERVER: Experiment = Experiment {
 
 pub const LEAVING_CLIENT: Experiment = Experiment {
     name: "leaving-client",
-    does: "A client closes or resets behind each byte of a GET, a POST with a length or in chunks, and a POST over \
+    does: "A client closes or resets after each byte of a GET, a POST with a length or in chunks, and a POST over \
            HTTP/2, all of them passed on.",
     holds: "Nothing is left of it, and a bystander is answered within a second.",
     needs: &[],
@@ -45,14 +45,14 @@ const RESPONSES: [&[u8]; 2] = [
       13\r\nThe quick brown fox\r\n19\r\n jumps over the lazy dog.\r\n0\r\n\r\n",
 ];
 const ENDS: [Then; 3] = [Then::Close, Then::Reset, Then::Hold];
-const WAYS: [&str; 3] = ["buffered", "unbuffered", "stored"];
+const MODES: [&str; 3] = ["buffered", "unbuffered", "stored"];
 const THREADS: usize = 64;
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// One response that ends too early.
 #[derive(Clone, Copy)]
 struct Cut {
-    way: usize,
+    mode: usize,
     shape: usize,
     length: usize,
     then: usize,
@@ -61,10 +61,10 @@ struct Cut {
 impl Cut {
     fn all() -> Vec<Cut> {
         let mut all = Vec::new();
-        for way in 0..WAYS.len() {
+        for mode in 0..MODES.len() {
             for (shape, response) in RESPONSES.iter().enumerate() {
                 for length in 0..=response.len() {
-                    all.extend((0..ENDS.len()).map(|then| Cut { way, shape, length, then }));
+                    all.extend((0..ENDS.len()).map(|then| Cut { mode, shape, length, then }));
                 }
             }
         }
@@ -72,7 +72,7 @@ impl Cut {
     }
 
     fn path(self) -> String {
-        format!("/{}/{}/{}/{}", WAYS[self.way], self.shape, self.length, self.then)
+        format!("/{}/{}/{}/{}", MODES[self.mode], self.shape, self.length, self.then)
     }
 
     fn of_path(path: &str) -> Option<Cut> {
@@ -80,7 +80,7 @@ impl Cut {
         let mut next = || numbers.next()?.ok();
         let (shape, length, then) = (next()?, next()?, next()?);
         let is_known = shape < RESPONSES.len() && then < ENDS.len() && length <= RESPONSES[shape].len();
-        is_known.then_some(Cut { way: 0, shape, length, then })
+        is_known.then_some(Cut { mode: 0, shape, length, then })
     }
 
     /// Nothing is missing, and nothing may take it away again.

@@ -1,4 +1,4 @@
-//! origin: the server behind, which an experiment makes as bad as it wants. A thread for each connection, a request for
+//! origin: the backend, which an experiment makes as bad as it wants. A thread for each connection, a request for
 //! each connection.
 
 use std::collections::hash_map::DefaultHasher;
@@ -56,7 +56,7 @@ impl Origin {
         address: &str,
         answer: impl Fn(&Request, &mut TcpStream) -> Then + Send + Sync + 'static,
     ) -> Result<Origin, String> {
-        let fault = |error: std::io::Error| format!("the server behind: {error}");
+        let fault = |error: std::io::Error| format!("the backend: {error}");
         let listener = TcpListener::bind(address).map_err(fault)?;
         let address = listener.local_addr().map_err(fault)?;
         let (asked, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());

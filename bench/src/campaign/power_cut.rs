@@ -23,7 +23,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "power-cut",
     does: "The image of a cache's disk is copied at six moments while responses are stored; each copy is checked, \
            mounted, and given to a server that starts with it.",
-    holds: "Each response that was asked for before the cut is right, from the cache or from the server behind.",
+    holds: "Each response that was asked for before the cut is right, from the cache or from the backend.",
     needs: &[Need::LoopDevice],
     not_on_nginx: None,
     run,

@@ -20,10 +20,10 @@ const BATCH: usize = 32;
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// Relays a flow of datagrams of `datagram_bytes` each; the last of a burst may be shorter.
-pub fn flow(port: u16, behind: u16, datagram_bytes: usize) -> io::Result<()> {
+pub fn flow(port: u16, backend: u16, datagram_bytes: usize) -> io::Result<()> {
     let (client, _listener) = listen(port)?;
     let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-    server.connect((Ipv4Addr::LOCALHOST, behind))?;
+    server.connect((Ipv4Addr::LOCALHOST, backend))?;
     set_option(&client, libc::UDP_GRO, 1)?;
     set_option(&server, libc::UDP_SEGMENT, datagram_bytes as libc::c_int)?;
     let mut batch = Batch::new();
@@ -35,9 +35,9 @@ pub fn flow(port: u16, behind: u16, datagram_bytes: usize) -> io::Result<()> {
 }
 
 /// Relays each question to the backend over its own socket.
-pub fn questions(port: u16, behind: u16) -> io::Result<()> {
+pub fn questions(port: u16, backend: u16) -> io::Result<()> {
     let (client, _listener) = listen(port)?;
-    let behind = SocketAddrV4::new(Ipv4Addr::LOCALHOST, behind);
+    let backend = SocketAddrV4::new(Ipv4Addr::LOCALHOST, backend);
     let (watched, client_number, mut events) = Watched::new(&client)?;
     // Socket to the backend, and address of the client, by descriptor.
     let mut sessions: Vec<Option<(OwnedFd, libc::sockaddr_in)>> = Vec::new();
@@ -57,7 +57,7 @@ pub fn questions(port: u16, behind: u16) -> io::Result<()> {
             for number in 0..questions.count() {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let server = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
-                connect(&server, &behind)?;
+                connect(&server, &backend)?;
                 send(&server, questions.datagram(number), SendFlags::empty())?;
                 watched.add(&server, epoll::EventFlags::IN)?;
                 put(&mut sessions, server.as_raw_fd() as usize, (server, questions.addresses[number]));

@@ -25,25 +25,25 @@ const PIPE_BYTES: usize = 1 << 20;
 /// Maximum number of clients with io_uring.
 const CLIENTS_MAX: u32 = 4096;
 
-/// `relay PORT WAY PORT_BEHIND [BYTES]`: relays until it is killed. With io_uring a client's message is an HTTP
+/// `relay PORT WAY PORT_BACKEND [BYTES]`: relays until it is killed. With io_uring a client's message is an HTTP
 /// request, or has `BYTES` bytes; for a flow that is the length of its datagrams.
 pub fn main(args: &[String]) -> Result<(), String> {
-    let usage = || "usage: gale-bench relay PORT epoll|io_uring|splice|questions|flow PORT_BEHIND [BYTES]".to_owned();
-    let [port, driver, behind, more @ ..] = args else {
+    let usage = || "usage: gale-bench relay PORT epoll|io_uring|splice|questions|flow PORT_BACKEND [BYTES]".to_owned();
+    let [port, driver, backend, more @ ..] = args else {
         return Err(usage());
     };
-    let (port, behind) = (port.parse().map_err(|_| usage())?, behind.parse().map_err(|_| usage())?);
+    let (port, backend) = (port.parse().map_err(|_| usage())?, backend.parse().map_err(|_| usage())?);
     let message = match more {
         [] => REQUEST.to_vec(),
         [bytes] => vec![7; bytes.parse().map_err(|_| usage())?],
         _ => return Err(usage()),
     };
     let served = match driver.as_str() {
-        "questions" => datagrams::questions(port, behind),
-        "flow" => datagrams::flow(port, behind, message.len()),
-        "epoll" => listen(port, false).and_then(|listener| with_epoll(&listener, behind)),
-        "io_uring" => listen(port, false).and_then(|listener| with_ring(&listener, behind, message)),
-        "splice" => listen(port, false).and_then(|listener| with_splice(&listener, behind)),
+        "questions" => datagrams::questions(port, backend),
+        "flow" => datagrams::flow(port, backend, message.len()),
+        "epoll" => listen(port, false).and_then(|listener| with_epoll(&listener, backend)),
+        "io_uring" => listen(port, false).and_then(|listener| with_ring(&listener, backend, message)),
+        "splice" => listen(port, false).and_then(|listener| with_splice(&listener, backend)),
         _ => Err(io::Error::other(usage())),
     };
     served.map_err(|error| format!("relay: {error}"))
@@ -52,13 +52,13 @@ pub fn main(args: &[String]) -> Result<(), String> {
 /// As long as wrk's requests.
 const REQUEST: &[u8] = b"GET /proxied HTTP/1.1\r\nHost: 127.0.0.1:00000\r\n\r\n";
 
-fn connect(behind: u16) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(("127.0.0.1", behind))?;
+fn connect(backend: u16) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(("127.0.0.1", backend))?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-fn with_epoll(listener: &TcpListener, behind: u16) -> io::Result<()> {
+fn with_epoll(listener: &TcpListener, backend: u16) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let (watched, listener_number, mut events) = Watched::new(listener)?;
     // A connection, and the number of the connection to relay to.
@@ -68,7 +68,7 @@ fn with_epoll(listener: &TcpListener, behind: u16) -> io::Result<()> {
         watched.wait(&mut events)?;
         for descriptor in events.drain(..).map(number) {
             if descriptor == listener_number {
-                accept_pair(listener, behind, &watched, &mut connections)?;
+                accept_pair(listener, backend, &watched, &mut connections)?;
             } else if let Some((from, to)) = connections.get(descriptor).and_then(Option::as_ref) {
                 let (to, other) = (*to, connections[*to].as_ref());
                 if !other.is_some_and(|(other, _)| pass(from, other, &mut piece)) {
@@ -82,12 +82,12 @@ fn with_epoll(listener: &TcpListener, behind: u16) -> io::Result<()> {
 
 fn accept_pair(
     listener: &TcpListener,
-    behind: u16,
+    backend: u16,
     watched: &Watched,
     connections: &mut Vec<Option<(OwnedFd, usize)>>,
 ) -> io::Result<()> {
     let Some(client) = accept_one(listener)? else { return Ok(()) };
-    let server = connect(behind)?;
+    let server = connect(backend)?;
     server.set_nonblocking(true)?;
     let server = OwnedFd::from(server);
     let numbers = [client.as_raw_fd(), server.as_raw_fd()].map(|number| number as usize);
@@ -125,9 +125,9 @@ fn pass(from: &OwnedFd, to: &OwnedFd, piece: &mut [u8]) -> bool {
 }
 
 /// Serves one client at a time and relays its bytes: the least work of the kernel for a GiB in one direction.
-fn with_splice(listener: &TcpListener, behind: u16) -> io::Result<()> {
+fn with_splice(listener: &TcpListener, backend: u16) -> io::Result<()> {
     loop {
-        let (client, server) = (listener.accept()?.0, connect(behind)?);
+        let (client, server) = (listener.accept()?.0, connect(backend)?);
         // A failure ends only this connection.
         let _ = splice_all(&client, &server);
     }
@@ -147,8 +147,8 @@ fn splice_all(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     }
 }
 
-fn with_ring(listener: &TcpListener, behind: u16, request: Vec<u8>) -> io::Result<()> {
-    let answer = exchange_once(behind, &request)?;
+fn with_ring(listener: &TcpListener, backend: u16, request: Vec<u8>) -> io::Result<()> {
+    let answer = exchange_once(backend, &request)?;
     let (request, answer): (&'static [u8], &'static [u8]) = (request.leak(), answer.leak());
     // Clients use the first half of the table, backends the second.
     let mut ring = Ring::new(2 * CLIENTS_MAX)?;
@@ -169,7 +169,7 @@ fn with_ring(listener: &TcpListener, behind: u16, request: Vec<u8>) -> io::Resul
                     let Ok(client) = u32::try_from(completion.result) else {
                         continue;
                     };
-                    let server = connect(behind)?;
+                    let server = connect(backend)?;
                     ring.use_descriptor(CLIENTS_MAX + client, server.as_raw_fd())?; // the table keeps it open
                     answered[client as usize] = 0;
                     ring.receive_all(client)?;
@@ -203,8 +203,8 @@ fn with_ring(listener: &TcpListener, behind: u16, request: Vec<u8>) -> io::Resul
 }
 
 /// Returns the backend's answer to a request.
-fn exchange_once(behind: u16, request: &[u8]) -> io::Result<Vec<u8>> {
-    let mut stream = connect(behind)?;
+fn exchange_once(backend: u16, request: &[u8]) -> io::Result<Vec<u8>> {
+    let mut stream = connect(backend)?;
     stream.write_all(request)?;
     let mut answer = vec![0; PIECE_BYTES];
     // The backend sends a small answer in one piece.

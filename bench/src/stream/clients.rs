@@ -13,7 +13,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use super::behind::Behind;
+use super::backend::Backend;
 use super::{DATAGRAM_BYTES, MESSAGE_BYTES};
 
 /// Number of connections with exchanges.
@@ -93,22 +93,22 @@ pub fn tunnel(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Sends a GiB and waits until all of it has arrived.
-pub fn bulk(address: SocketAddr, behind: &Behind) -> io::Result<u64> {
-    let before = behind.bytes.load(Ordering::SeqCst);
+pub fn bulk(address: SocketAddr, backend: &Backend) -> io::Result<u64> {
+    let before = backend.bytes.load(Ordering::SeqCst);
     let mut stream = connect(address)?;
     write_bulk(&mut stream)?;
     stream.shutdown(Shutdown::Write)?;
-    wait_for_bulk(before, behind)
+    wait_for_bulk(before, backend)
 }
 
 /// The same over TLS.
-pub fn tls_bulk(address: SocketAddr, behind: &Behind, tls: &Tls) -> io::Result<u64> {
-    let before = behind.bytes.load(Ordering::SeqCst);
+pub fn tls_bulk(address: SocketAddr, backend: &Backend, tls: &Tls) -> io::Result<u64> {
+    let before = backend.bytes.load(Ordering::SeqCst);
     let mut stream = tls.connect(address)?;
     write_bulk(&mut stream)?;
     stream.conn.send_close_notify();
     stream.flush()?;
-    wait_for_bulk(before, behind)
+    wait_for_bulk(before, backend)
 }
 
 fn write_bulk(stream: &mut impl Write) -> io::Result<()> {
@@ -116,9 +116,9 @@ fn write_bulk(stream: &mut impl Write) -> io::Result<()> {
     (0..BULK_BYTES / piece.len()).try_for_each(|_| stream.write_all(&piece))
 }
 
-fn wait_for_bulk(before: u64, behind: &Behind) -> io::Result<u64> {
+fn wait_for_bulk(before: u64, backend: &Backend) -> io::Result<u64> {
     let end = Instant::now() + TIME_LIMIT;
-    while behind.bytes.load(Ordering::SeqCst) - before < BULK_BYTES as u64 {
+    while backend.bytes.load(Ordering::SeqCst) - before < BULK_BYTES as u64 {
         if Instant::now() >= end {
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -145,7 +145,7 @@ pub fn questions(address: SocketAddr, end: Instant) -> io::Result<u64> {
 }
 
 /// Sends a flow of datagrams as fast as the sink receives them.
-pub fn flow_of(address: SocketAddr, end: Instant, in_segments: bool, behind: &Behind) -> io::Result<u64> {
+pub fn flow_of(address: SocketAddr, end: Instant, in_segments: bool, backend: &Backend) -> io::Result<u64> {
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.connect(address)?;
     let bytes = vec![7; DATAGRAM_BYTES * BURST];
@@ -165,8 +165,8 @@ pub fn flow_of(address: SocketAddr, end: Instant, in_segments: bool, behind: &Be
             return Err(io::Error::last_os_error());
         }
     }
-    let before = behind.datagrams.load(Ordering::SeqCst);
-    let arrived = || behind.datagrams.load(Ordering::SeqCst) - before;
+    let before = backend.datagrams.load(Ordering::SeqCst);
+    let arrived = || backend.datagrams.load(Ordering::SeqCst) - before;
     let mut sent = 0u64;
     while Instant::now() < end {
         if in_segments {

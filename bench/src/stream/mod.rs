@@ -5,7 +5,7 @@
 //! per exchange, connection, GiB, or delivered datagram. The floor is a bare relay (`floor/relay.rs`,
 //! `floor/datagrams.rs`): any cost above it is the server's own work.
 
-mod behind;
+mod backend;
 mod clients;
 
 use std::net::{SocketAddr, TcpStream};
@@ -16,7 +16,7 @@ use gale_base::histogram::FineHistogram;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 
-use self::behind::Behind;
+use self::backend::Backend;
 use self::clients::Tls;
 use crate::Measured;
 use crate::case;
@@ -33,7 +33,7 @@ const DATAGRAM_BYTES: usize = 1200;
 const TUNNELS: usize = 1000;
 const WARM_UP_TUNNELS: usize = 50;
 const TUNNELS_MAX: usize = 8192;
-const WAYS: [Accepting; 3] = [Accepting::Shared, Accepting::Reuseport, Accepting::Mutex];
+const ACCEPTING_MODES: [Accepting; 3] = [Accepting::Shared, Accepting::Reuseport, Accepting::Mutex];
 const START_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -151,7 +151,7 @@ pub fn measure(options: &Options) -> Measured {
     let with_ways: Vec<Program> = programs.iter().filter(has_ways).cloned().collect();
     let way_samples = case::in_turn(options.rounds, &with_ways, |program, round| {
         eprintln!("stream, two workers: {} round {round}", program.label);
-        WAYS.into_iter().map(|way| measure_way(options, program, way)).collect::<Result<Vec<_>, String>>()
+        ACCEPTING_MODES.into_iter().map(|way| measure_way(options, program, way)).collect::<Result<Vec<_>, String>>()
     })?;
     let rows = Rows { jobs: job_rows(&programs, &samples), ways: way_rows(&with_ways, &way_samples) };
     let body = markdown(options, &rows);
@@ -197,7 +197,7 @@ fn job_rows(programs: &[Program], samples: &[Vec<Vec<Sample>>]) -> Vec<Row> {
 fn way_rows(programs: &[Program], samples: &[Vec<Vec<WaySample>>]) -> Vec<WayRow> {
     let mut rows = Vec::new();
     for (program, samples) in programs.iter().zip(samples) {
-        for way in WAYS {
+        for way in ACCEPTING_MODES {
             let of_way = || samples.iter().flatten().filter(move |sample| sample.way == way);
             rows.push(WayRow {
                 server: program.label.clone(),
@@ -234,7 +234,7 @@ fn markdown(options: &Options, rows: &Rows) -> String {
         ],
     );
     format!(
-        "{} rounds of {} s for each; median (least – greatest). One worker on one core; client and server behind it on \
+        "{} rounds of {} s for each; median (least – greatest). One worker on one core; client and backend on \
          the other. The server: its CPU time, or the growth of the PSS of its processes.\n\n{jobs}\n\
          ## Ways of accepting\n\nA connection for each message, two workers and two clients, everything on both \
          cores.\n\n{ways}",
@@ -245,10 +245,10 @@ fn markdown(options: &Options, rows: &Rows) -> String {
 
 fn measure_one(options: &Options, program: &Program) -> Result<Vec<Sample>, String> {
     pin(&[options.client_core]);
-    let behind = Behind::start(options.client_core);
+    let backend = Backend::start(options.client_core);
     let certificate = Certificate::make(&["localhost".to_owned()])?;
     let tls = Tls::trusting(certificate.chain())?;
-    let server = Measurable::start(options, program, &behind, &certificate)?;
+    let server = Measurable::start(options, program, &backend, &certificate)?;
     let mut samples = Vec::new();
     for job in Job::ALL.into_iter().filter(|job| job.is_for(program)) {
         let fault = |error: std::io::Error| format!("{}: {}: {error}", program.label, job.title());
@@ -264,12 +264,12 @@ fn measure_one(options: &Options, program: &Program) -> Result<Vec<Sample>, Stri
         let counted = match job {
             Job::Exchanges => clients::exchanges(address, end),
             Job::ShortConnections => clients::short_connections(address, end, &FineHistogram::default()),
-            Job::Bulk => clients::bulk(address, &behind),
+            Job::Bulk => clients::bulk(address, &backend),
             Job::TlsExchanges => clients::tls_exchanges(address, end, &tls),
-            Job::TlsBulk => clients::tls_bulk(address, &behind, &tls),
+            Job::TlsBulk => clients::tls_bulk(address, &backend, &tls),
             Job::Questions => clients::questions(address, end),
-            Job::Flow => clients::flow_of(address, end, false, &behind),
-            Job::FlowInSegments => clients::flow_of(address, end, true, &behind),
+            Job::Flow => clients::flow_of(address, end, false, &backend),
+            Job::FlowInSegments => clients::flow_of(address, end, true, &backend),
             Job::Tunnels => unreachable!("it has been measured above"),
         };
         let unit = if matches!(job, Job::Bulk | Job::TlsBulk) { 1e3 } else { 1e6 };
@@ -301,10 +301,10 @@ fn tunnel_kib(root: Process, address: SocketAddr) -> std::io::Result<f64> {
 fn measure_way(options: &Options, program: &Program, way: Accepting) -> Result<WaySample, String> {
     let cores = vec![options.server_core, options.client_core];
     pin(&cores);
-    let behind = Behind::start(options.client_core);
+    let backend = Backend::start(options.client_core);
     let port = free_port()?;
     let reuseport = if way == Accepting::Reuseport { " reuseport" } else { "" };
-    let blocks = format!("stream {{ server {{ listen 127.0.0.1:{port}{reuseport}; proxy_pass {}; }} }}", behind.echo);
+    let blocks = format!("stream {{ server {{ listen 127.0.0.1:{port}{reuseport}; proxy_pass {}; }} }}", backend.echo);
     let setting = Setting { cores: Some(cores), blocks, workers: 2, accepting: way, ..Setting::default() };
     let server = program.start(setting)?;
     let address = SocketAddr::from(([127, 0, 0, 1], port));
@@ -354,19 +354,19 @@ impl Measurable {
     fn start(
         options: &Options,
         program: &Program,
-        behind: &Behind,
+        backend: &Backend,
         certificate: &Certificate,
     ) -> Result<Measurable, String> {
         if program.kind == Kind::Floor {
             let driver = program.driver.as_deref().unwrap_or("epoll");
-            let start = |way: &str, behind: SocketAddr, bytes: usize| {
-                Relay::start(options.server_core, program, way, behind.port(), bytes)
+            let start = |way: &str, backend: SocketAddr, bytes: usize| {
+                Relay::start(options.server_core, program, way, backend.port(), bytes)
             };
             return Ok(Measurable::Floor {
-                exchange: start(driver, behind.echo, MESSAGE_BYTES)?,
-                discard: start(driver, behind.sink, MESSAGE_BYTES)?,
-                question: start("questions", behind.answers, MESSAGE_BYTES)?,
-                flow: start("flow", behind.counts, DATAGRAM_BYTES)?,
+                exchange: start(driver, backend.echo, MESSAGE_BYTES)?,
+                discard: start(driver, backend.sink, MESSAGE_BYTES)?,
+                question: start("questions", backend.answers, MESSAGE_BYTES)?,
+                flow: start("flow", backend.counts, DATAGRAM_BYTES)?,
             });
         }
         let ports = Ports {
@@ -378,8 +378,8 @@ impl Measurable {
             flow: free_port()?,
         };
         let blocks = match program.kind {
-            Kind::Haproxy => haproxy_blocks(&ports, behind, certificate),
-            _ => nginx_blocks(&ports, behind, certificate),
+            Kind::Haproxy => haproxy_blocks(&ports, backend, certificate),
+            _ => nginx_blocks(&ports, backend, certificate),
         };
         let cores = Some(vec![options.server_core]);
         let setting = Setting { cores, blocks, connections_max: TUNNELS_MAX, ..Setting::default() };
@@ -419,7 +419,7 @@ impl Measurable {
     }
 }
 
-fn nginx_blocks(ports: &Ports, behind: &Behind, certificate: &Certificate) -> String {
+fn nginx_blocks(ports: &Ports, backend: &Backend, certificate: &Certificate) -> String {
     let server = |port: u16, parameter: &str, to: SocketAddr, more: &str| {
         format!("    server {{ listen 127.0.0.1:{port}{parameter}; proxy_pass {to}; {more} }}\n")
     };
@@ -431,19 +431,19 @@ fn nginx_blocks(ports: &Ports, behind: &Behind, certificate: &Certificate) -> St
     );
     [
         "stream {\n".to_owned(),
-        server(ports.exchange, "", behind.echo, ""),
-        server(ports.discard, "", behind.sink, ""),
-        server(ports.tls_exchange, " ssl", behind.echo, &tls),
-        server(ports.tls_discard, " ssl", behind.sink, &tls),
-        server(ports.question, " udp", behind.answers, "proxy_responses 1;"),
-        server(ports.flow, " udp", behind.counts, "proxy_timeout 5s;"),
+        server(ports.exchange, "", backend.echo, ""),
+        server(ports.discard, "", backend.sink, ""),
+        server(ports.tls_exchange, " ssl", backend.echo, &tls),
+        server(ports.tls_discard, " ssl", backend.sink, &tls),
+        server(ports.question, " udp", backend.answers, "proxy_responses 1;"),
+        server(ports.flow, " udp", backend.counts, "proxy_timeout 5s;"),
         "}\n".to_owned(),
     ]
     .concat()
 }
 
 /// haproxy does not proxy UDP.
-fn haproxy_blocks(ports: &Ports, behind: &Behind, certificate: &Certificate) -> String {
+fn haproxy_blocks(ports: &Ports, backend: &Backend, certificate: &Certificate) -> String {
     let listen = |name: &str, port: u16, parameters: &str, to: SocketAddr| {
         format!("listen {name}\n    bind 127.0.0.1:{port}{parameters}\n    server one {to}\n")
     };
@@ -451,10 +451,10 @@ fn haproxy_blocks(ports: &Ports, behind: &Behind, certificate: &Certificate) -> 
     [
         "defaults\n    mode tcp\n    timeout client 3600s\n    timeout server 3600s\n    timeout connect 5s\n"
             .to_owned(),
-        listen("exchange", ports.exchange, "", behind.echo),
-        listen("discard", ports.discard, "", behind.sink),
-        listen("tls-exchange", ports.tls_exchange, &tls, behind.echo),
-        listen("tls-discard", ports.tls_discard, &tls, behind.sink),
+        listen("exchange", ports.exchange, "", backend.echo),
+        listen("discard", ports.discard, "", backend.sink),
+        listen("tls-exchange", ports.tls_exchange, &tls, backend.echo),
+        listen("tls-discard", ports.tls_discard, &tls, backend.sink),
     ]
     .concat()
 }
@@ -468,10 +468,10 @@ struct Relay {
 
 impl Relay {
     /// Starts the relay and waits until it listens.
-    fn start(core: usize, program: &Program, way: &str, behind: u16, bytes: usize) -> Result<Relay, String> {
+    fn start(core: usize, program: &Program, way: &str, backend: u16, bytes: usize) -> Result<Relay, String> {
         let port = free_port()?;
         let mut command = Command::new(&program.binary);
-        command.args(["relay", &port.to_string(), way, &behind.to_string(), &bytes.to_string()]);
+        command.args(["relay", &port.to_string(), way, &backend.to_string(), &bytes.to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut child = process::spawn_pinned(&mut command, &[core])?;
         let deadline = Instant::now() + START_TIME_LIMIT;

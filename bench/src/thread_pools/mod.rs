@@ -208,7 +208,7 @@ struct Row {
     ignores_aio: bool,
 }
 
-fn ways(kind: Kind) -> &'static [&'static str] {
+fn aio_values(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Nginx => &["off", "threads"],
         _ => &["off", "threads", "auto"],
@@ -281,11 +281,11 @@ fn measure_program(
     round: u32,
     rows: &mut Vec<Row>,
 ) -> Result<(), String> {
-    let ways = ways(program.kind);
+    let aio_values = aio_values(program.kind);
     let http = |aio: &str| format!("{HTTP} aio {aio};");
-    let setting = site.setting(options.experiment.workers, http(ways[0]));
+    let setting = site.setting(options.experiment.workers, http(aio_values[0]));
     let mut server = program.start(Setting { certificate: certificate.cloned(), ..setting })?;
-    for (generation, aio) in (0..).zip(ways) {
+    for (generation, aio) in (0..).zip(aio_values) {
         if generation > 0
             && let Err(error) = change(&mut server, http(aio), generation)
         {

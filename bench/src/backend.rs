@@ -1,4 +1,4 @@
-//! behind: backends for the measured proxies. Most cases use a floor on the client's core that answers every request
+//! backend: backends for the measured proxies. Most cases use a floor on the client's core that answers every request
 //! with the same bytes; large bodies use one that sends and receives them.
 
 use std::io::{ErrorKind, Read, Write};
@@ -15,27 +15,27 @@ const START_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// A running backend. It is stopped on drop.
 #[derive(Debug)]
-pub struct Behind {
+pub struct Backend {
     pub port: u16,
     pub body_bytes: usize,
     child: Child,
 }
 
-impl Behind {
+impl Backend {
     /// Starts the backend and waits until it answers.
-    pub fn start(core: usize, body_bytes: usize) -> Result<Rc<Behind>, String> {
+    pub fn start(core: usize, body_bytes: usize) -> Result<Rc<Backend>, String> {
         let port = free_port()?;
-        let own = std::env::current_exe().map_err(|error| format!("behind: {error}"))?;
+        let own = std::env::current_exe().map_err(|error| format!("backend: {error}"))?;
         let mut command = Command::new(own);
         command.args(["floor", &port.to_string(), "epoll", "keep-alive", &body_bytes.to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        let behind = Behind { port, body_bytes, child: process::spawn_pinned(&mut command, &[core])? };
+        let backend = Backend { port, body_bytes, child: process::spawn_pinned(&mut command, &[core])? };
         let (address, deadline) = (format!("127.0.0.1:{port}"), Instant::now() + START_TIME_LIMIT);
         loop {
             match load::request_once(&address, "/", START_TIME_LIMIT) {
-                Ok(body) if body.len() == body_bytes => return Ok(Rc::new(behind)),
+                Ok(body) if body.len() == body_bytes => return Ok(Rc::new(backend)),
                 answer if Instant::now() >= deadline => {
-                    return Err(format!("the server behind does not answer: {:?}", answer.map(|body| body.len())));
+                    return Err(format!("the backend does not answer: {:?}", answer.map(|body| body.len())));
                 }
                 _ => std::thread::sleep(POLL_INTERVAL),
             }
@@ -43,7 +43,7 @@ impl Behind {
     }
 }
 
-impl Drop for Behind {
+impl Drop for Backend {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{DATAGRAM_BYTES, pin};
 
-pub struct Behind {
+pub struct Backend {
     pub echo: SocketAddr,
     pub sink: SocketAddr,
     pub answers: SocketAddr,
@@ -20,14 +20,14 @@ pub struct Behind {
     _threads: Vec<JoinHandle<()>>,
 }
 
-impl Drop for Behind {
+impl Drop for Backend {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
     }
 }
 
-impl Behind {
-    pub fn start(core: usize) -> Behind {
+impl Backend {
+    pub fn start(core: usize) -> Backend {
         let (bytes, datagrams, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default(), Arc::default());
         let listener = || TcpListener::bind("127.0.0.1:0").expect("a port");
         let (echo, sink) = (listener(), listener());
@@ -87,7 +87,7 @@ impl Behind {
                 }
             })),
         ];
-        Behind {
+        Backend {
             echo: echo_at,
             sink: sink_at,
             answers: answers_at,

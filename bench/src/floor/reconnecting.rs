@@ -23,9 +23,9 @@ use crate::ring::{Kind, Ring};
 
 const PIECE_BYTES: usize = 4096;
 
-/// `floor-behind PORT epoll|io_uring BODY_BYTES SOCKET REQUEST_FILE`: serves until it is killed.
+/// `floor-reconnecting PORT epoll|io_uring BODY_BYTES SOCKET REQUEST_FILE`: serves until it is killed.
 pub fn main(args: &[String]) -> Result<(), String> {
-    let usage = || "usage: gale-bench floor-behind PORT epoll|io_uring BODY_BYTES SOCKET REQUEST_FILE".to_owned();
+    let usage = || "usage: gale-bench floor-reconnecting PORT epoll|io_uring BODY_BYTES SOCKET REQUEST_FILE".to_owned();
     let [port, driver, body_bytes, path, file] = args else {
         return Err(usage());
     };
