@@ -441,7 +441,8 @@ impl Site {
             cores: Some(vec![core]),
             server: format!(
                 "location = /burst/text.html {{ alias {directory}/text.html; default_type text/html; gzip on; }}\n\
-                 \x20       location = /burst/page.shtml {{ alias {directory}/page.shtml; default_type text/html; ssi on; }}\n\
+                 \x20       location = /burst/page.shtml {{ alias {directory}/page.shtml; default_type text/html; \
+                 ssi on; }}\n\
                  \x20       location = /burst/file {{ alias {directory}/file; open_file_cache max=100; }}\n\
                  \x20       location /burst/read/ {{ alias {directory}/; sendfile off; open_file_cache max=100; }}\n\
                  \x20       location /burst/names/ {{ alias {directory}/names/; autoindex on; }}"

@@ -150,7 +150,8 @@ mod tests {
 
     #[test]
     fn costs_of_calls_are_not_counted_as_executions() {
-        let text = "ob=/bin/gale\nfn=main\n0x10 1 5\n0x14 1 2\ncfn=other\ncalls=2 0x20 \n0x14 1 900\n0x10 1 1\nob=/libc\n0x10 0 7\n";
+        let text = "ob=/bin/gale\nfn=main\n0x10 1 5\n0x14 1 2\ncfn=other\ncalls=2 0x20 \n0x14 1 900\n0x10 1 1\n\
+            ob=/libc\n0x10 0 7\n";
         let counts = executions(text);
         let of = |object: &str, address| counts[&(object.to_owned(), address)];
         assert_eq!((of("/bin/gale", 0x10), of("/bin/gale", 0x14), of("/libc", 0x10)), (6, 2, 7));

@@ -82,8 +82,8 @@ pub fn measure(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{} rounds of {} s; median (least – greatest). One worker; {CONNECTIONS} kept-alive connections; requests are due \
-         at a fixed rate, and their times count from then on.\n\n{table}",
+        "{} rounds of {} s; median (least – greatest). One worker; {CONNECTIONS} kept-alive connections; \
+         requests are due at a fixed rate, and their times count from then on.\n\n{table}",
         options.rounds,
         options.run_time.as_secs()
     );

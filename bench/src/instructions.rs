@@ -238,8 +238,8 @@ pub fn measure(options: &Options) -> Measured {
     let compared = match comparisons.is_empty() {
         true => String::new(),
         false => format!(
-            "\nWith everything in memory, for one instruction with `aio off` (wanted: {AUTO_MAX} at most; what does not fit \
-             into a socket is not judged):\n\n{}",
+            "\nWith everything in memory, for one instruction with `aio off` (wanted: {AUTO_MAX} at most; \
+             what does not fit into a socket is not judged):\n\n{}",
             report::table_of(
                 &comparisons,
                 &[
@@ -251,9 +251,10 @@ pub fn measure(options: &Options) -> Measured {
         ),
     };
     let body = format!(
-        "Instructions in user space per request: the difference of {REQUESTS_FEW} and {} requests, {BATCH} at a time for \
-         each worker, each on a connection of its own. In brackets the share of the first server's, and the bytes of the body as they \
-         were sent. Of pages, which cost more, {PAGES_FEW} and at most {} requests; of files of 4 MiB as many, one at a time.\n\n{}{compared}",
+        "Instructions in user space per request: the difference of {REQUESTS_FEW} and {} requests, {BATCH} \
+         at a time for each worker, each on a connection of its own. In brackets the share of the first server's, and \
+         the bytes of the body as they were sent. Of pages, which cost more, {PAGES_FEW} and at most {} requests; \
+         of files of 4 MiB as many, one at a time.\n\n{}{compared}",
         REQUESTS_FEW + whole_batches(options.requests),
         PAGES_FEW + PAGES_MORE_MAX,
         table(&candidates, &rows)

@@ -196,7 +196,8 @@ mod tests {
 
     #[test]
     fn exchange_of_registers_does_not_lock() {
-        let text = "\n0000 <main>:\n  10:\tlock xadd %rax,(%rdx)\n  14:\txchg %ax,%ax\n  16:\txchg %rax,0x8(%rdx)\n  1a:\tret\n";
+        let text = "\n0000 <main>:\n  10:\tlock xadd %rax,(%rdx)\n  14:\txchg %ax,%ax\n  16:\txchg %rax,0x8(%rdx)\n  \
+            1a:\tret\n";
         assert_eq!(locked_addresses(text), [0x10, 0x16].into());
     }
 }

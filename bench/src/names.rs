@@ -106,10 +106,10 @@ pub fn measure(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{NAMES} servers with a certificate (P-256) and a file for it each; {} rounds; median (least – greatest). Memory: \
-         PSS of all processes above that of the same server without them. The longest wait of a client that asks for \
-         two bytes over new connections, one after the other, while {RELOADS} reloads follow each other; server and \
-         client on both cores.\n\n{table}",
+        "{NAMES} servers with a certificate (P-256) and a file for it each; {} rounds; \
+         median (least – greatest). Memory: PSS of all processes above that of the same server without them. The \
+         longest wait of a client that asks for two bytes over new connections, one after the other, while {RELOADS} \
+         reloads follow each other; server and client on both cores.\n\n{table}",
         options.idle_rounds
     );
     Ok((Document::new("names", "Servers with a certificate each", &programs, &body, &rows)?, true))

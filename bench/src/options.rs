@@ -69,7 +69,8 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
                          handshakes-1000
                          syscalls, profile: proxied, fastcgi, uwsgi, too
                          locked: return, file, open-file-cache, proxied, cached, limited, counted
-                         instructions, parts: proxied, fastcgi, uwsgi, two-workers, too; figures: zone, zones, file, proxied, chance, traces
+                         instructions, parts: proxied, fastcgi, uwsgi, two-workers, too
+                         figures: zone, zones, file, proxied, chance, traces
                          cpu, instructions: realistic, realistic-plain, gzip-1k, -3k, -10k, -20k, gzip (100 KiB), too
   --client wrk|lean      client of keep-alive connections (default: wrk; syscalls and profile: lean)
   --connections N[,N]    keep-alive connections (default: 128,500; of file, scaling and profile: the first;
@@ -81,7 +82,8 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --seconds S            one run (default: 4; rare-files: 90; late: 8)
   --bursts N             burst: 10, half of them where the server computes (gzip, SSI, names, handshakes)
   --requests N           instructions, parts, locked, lookups, figures: 5000
-  --callgrind-gale PATH  instructions, parts, locked, lookups, figures, check: a Gale built for valgrind; else one is built
+  --callgrind-gale PATH  instructions, parts, locked, lookups, figures, check: a Gale built for valgrind;
+                         else one is built
   --server-core N, --client-core N
                          cores of server and client (default: 0 and 1)
   --reloads N            default: 1000

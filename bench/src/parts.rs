@@ -173,8 +173,9 @@ pub fn measure(options: &Options) -> Measured {
         all.extend(profiles);
     }
     let head = format!(
-        "Instructions in user space per request, {BATCH} requests at a time, each on a connection of its own; each counts \
-         for the innermost function of the server's own that it is in, and functions are told from {} of a request on.\n\n",
+        "Instructions in user space per request, {BATCH} requests at a time, each on a connection of its own; \
+         each counts for the innermost function of the server's own that it is in, and functions are told from {} \
+         of a request on.\n\n",
         percent(SHOWN_MIN)
     );
     let title = "Instructions per request by purpose";

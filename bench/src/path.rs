@@ -74,8 +74,9 @@ pub fn measure(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{} rounds; median (least – greatest). 1 GiB in one download, 64 MiB in one upload; {STREAMS} files of 16 MiB at once; the last column \
-         is the time of a file asked for with `priority: u=0` beside fifteen with `u=6`. 50 ms there and back.\n\n{table}",
+        "{} rounds; median (least – greatest). 1 GiB in one download, 64 MiB in one upload; {STREAMS} \
+         files of 16 MiB at once; the last column is the time of a file asked for with `priority: u=0` beside fifteen \
+         with `u=6`. 50 ms there and back.\n\n{table}",
         options.idle_rounds
     );
     Ok((Document::new("path", "A path with a delay", &programs, &body, &rows)?, true))

@@ -147,7 +147,8 @@ mod tests {
 
     #[test]
     fn the_report_is_read() {
-        let text = "# To display\n#\n    12.50%\t  100\tgale  \t[.] gale::main \n  7.0%\t 56\t[kernel.kallsyms]\t[k] tcp_ack\n\n";
+        let text = "# To display\n#\n    12.50%\t  100\tgale  \t[.] gale::main \n  7.0%\t 56\t[kernel.kallsyms]\t[k] \
+            tcp_ack\n\n";
         let counts = parse(text);
         assert_eq!(counts[&("gale".to_owned(), "[.] gale::main".to_owned())], 100);
         assert!(is_kernel("[k] tcp_ack"));

@@ -56,11 +56,11 @@ pub fn measure(options: &Options) -> Measured {
 }
 
 const NOTES: &str = "\
-Server µs: CPU time per request, median (least – greatest); ratio: two workers to one, round by round. Sleeps: how often \
-a thread of the server waited, preempted: how often it was made to, futex: calls of all but the watchdog, each in 1,000 \
-requests. Busiest: the share of the busier one of two workers in their CPU time. Apart: two servers of one worker each, \
-which share nothing, and which a client of either core asks; with half of the load for each, a worker waits more often and \
-finds less when it wakes, and that alone is between one and these.\n";
+Server µs: CPU time per request, median (least – greatest); ratio: two workers to one, round by round. Sleeps: how \
+often a thread of the server waited, preempted: how often it was made to, futex: calls of all but the watchdog, each \
+in 1,000 requests. Busiest: the share of the busier one of two workers in their CPU time. Apart: two servers of one \
+worker each, which share nothing, and which a client of either core asks; with half of the load for each, a worker \
+waits more often and finds less when it wakes, and that alone is between one and these.\n";
 
 fn measure_case(options: &Options, case: &Case, programs: &[Program]) -> Result<Vec<Pair>, String> {
     let on_all_cores = |workers| {

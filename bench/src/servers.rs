@@ -391,9 +391,11 @@ impl Program {
                      error_log {directory}/error.log notice;\n\
                      events {{ {driver}{mutex}worker_connections {connections_max}; }}\n\
                      http {{\n    access_log off;\n    default_type application/octet-stream;\n    sendfile on;\n\
-                     \x20   keepalive_timeout 3600s;\n    keepalive_time 24h;\n    keepalive_requests 1000000000;\n{cache}\
+                     \x20   keepalive_timeout 3600s;\n    keepalive_time 24h;\n    keepalive_requests 1000000000;\n\
+                     {cache}\
                      \x20   {http}\n{group}\
-                     \x20   server {{\n        listen 127.0.0.1:{port}{listen}{deferred};\n        root {directory}/html;\n{tls}\
+                     \x20   server {{\n        listen 127.0.0.1:{port}{listen}{deferred};\n        root \
+                     {directory}/html;\n{tls}\
                      \x20       {server}\n{proxied}\
                      \x20       location = /return {{ return 200 \"ok\"; }}\n\
                      \x20       location = /generation {{ return 200 \"{generation}\"; }}\n    }}\n}}\n{blocks}\n"
@@ -409,7 +411,8 @@ impl Program {
                 });
                 let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
                     format!(
-                        "{}listen:\n  host: 127.0.0.1\n  port: {}\n  ssl:\n    certificate-file: {}\n    key-file: {}\n{}",
+                        "{}listen:\n  host: 127.0.0.1\n  port: {}\n  ssl:\n    certificate-file: {}\n    key-file: {}\n\
+                         {}",
                         where_true(handshakes.are_full, "ssl-session-resumption:\n  mode: off\n"),
                         ports.tls,
                         certificate.chain().display(),

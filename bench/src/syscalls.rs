@@ -107,9 +107,9 @@ pub fn measure(options: &Options) -> Measured {
 }
 
 const NOTES: &str = "\
-Per request: median (least – greatest) of the rounds; by name: of the first round. Opening and closing of the connections \
-is counted, too. Server, client: share of a core that each used; a client below 95 % was not the limit. Calls counted \
-by strace are those of a server that is slowed down, and is seldom saturated.\n";
+Per request: median (least – greatest) of the rounds; by name: of the first round. Opening and closing of the \
+connections is counted, too. Server, client: share of a core that each used; a client below 95 % was not the limit. \
+Calls counted by strace are those of a server that is slowed down, and is seldom saturated.\n";
 
 fn measure_one(options: &Options, case: &Case, program: &Program) -> Result<Round, String> {
     let server = program.start(case.setting())?;

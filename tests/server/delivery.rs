@@ -259,7 +259,8 @@ fn a_pool_that_is_not_there_is_an_error_of_its_request(driver: Driver) {
 }
 
 fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Driver) {
-    let text = "location /none/ { alias %DIR%/files/; aio threads=none; location /none/zip/ { alias %DIR%/files/; gzip on; gzip_types *; }
+    let text = "location /none/ { alias %DIR%/files/; aio threads=none;
+            location /none/zip/ { alias %DIR%/files/; gzip on; gzip_types *; }
             location /none/page/ { alias %DIR%/files/; error_page 503 @busy; }
             location /none/circle/ { alias %DIR%/files/; recursive_error_pages on; error_page 503 $uri; } }
         location @busy { return 503 busy; }

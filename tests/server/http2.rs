@@ -226,7 +226,8 @@ fn bodies_are_passed_on_with_their_trailers(driver: Driver) {
             asked.trailers
         );
         client.send(format!(
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n{:x}\r\n{text}\r\n0\r\nX-Sum: 7\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n{:x}\r\n{text}\r\n0\r\nX-Sum: 7\r\n\
+             \r\n",
             text.len()
         ));
         true

@@ -422,7 +422,8 @@ fn the_client_is_found_behind_several_servers(driver: Driver) {
     assert_eq!(client_of(&mut client, "/f", list), "10.1.1.1||unix:");
     server.stop();
     let recursive = format!(
-        "set_real_ip_from unix:; set_real_ip_from 10.0.0.0/8; real_ip_header X-Forwarded-For; real_ip_recursive on; {TELL}"
+        "set_real_ip_from unix:; set_real_ip_from 10.0.0.0/8; real_ip_header X-Forwarded-For; real_ip_recursive on; \
+         {TELL}"
     );
     let server = setup(driver, &recursive).start();
     let mut client = server.connect();

@@ -148,7 +148,8 @@ fn assert_memory_bounded(server: &Server, during: impl FnOnce()) {
 }
 
 fn a_consumer_that_stalls_stops_its_sender(driver: Driver) {
-    let text = "location /hello { return 200 hello; } location /held { test_count_body held; } location /release { test_release; }";
+    let text = "location /hello { return 200 hello; } location /held { test_count_body held; } \
+        location /release { test_release; }";
     let server = one_worker(driver, text).start();
     let mut other = server.connect();
     for mut client in [server.connect(), server.connect_tcp(1)] {

@@ -158,7 +158,8 @@ fn bodies_larger_than_allowed_are_refused_by_their_length(driver: Driver) {
 fn bodies_larger_than_allowed_are_refused_while_they_come(driver: Driver) {
     let server = Server::start(
         driver,
-        "client_max_body_size 1k; location / { test_store_body; } location /page { test_store_body; error_page 413 /too; }
+        "client_max_body_size 1k; location / { test_store_body; } \
+         location /page { test_store_body; error_page 413 /too; }
          location /too { return 413 sorry; }",
     );
     let mut client = server.connect();
@@ -226,7 +227,8 @@ fn unread_bodies_are_skipped(driver: Driver) {
 fn an_unread_body_that_does_not_come_closes_the_connection(driver: Driver) {
     let server = Server::start(
         driver,
-        "location / { lingering_timeout 200ms; return 200 text; } location /long { lingering_time 200ms; return 200 text; }",
+        "location / { lingering_timeout 200ms; return 200 text; } \
+         location /long { lingering_time 200ms; return 200 text; }",
     );
     for path in ["/", "/long"] {
         let mut client = server.connect();

@@ -101,7 +101,8 @@ fn a_list_has_the_form_that_the_location_wants(driver: Driver) {
     expect("/jsonp/", "application/json", json);
     let call = format!("/* callback */\r\nshow.it({json});");
     expect("/jsonp/?callback=show.it", "application/javascript", &call);
-    let xml = "<?xml version=\"1.0\"?>\r\n<list>\r\n<file mtime=\"2001-09-09T01:46:40Z\" size=\"12\">a&quot;\\b\n&lt;</file>\r\n\
+    let xml = "<?xml version=\"1.0\"?>\r\n<list>\r\n<file mtime=\"2001-09-09T01:46:40Z\" size=\"12\">a&quot;\\b\n\
+        &lt;</file>\r\n\
                </list>\r\n";
     expect("/xml/", "text/xml; charset=utf-8", xml);
     for callback in ["a()", "%3C", &"a".repeat(129)] {

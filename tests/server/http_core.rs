@@ -102,7 +102,8 @@ fn no_path_leads_out_of_its_root(driver: Driver) {
 fn an_alias_replaces_its_prefix_to_the_letter(driver: Driver) {
     let setup = Setup::server(
         driver,
-        "location /files/ { alias %DIR%/root/; } location /bare { alias %DIR%/root; } location = /exact { alias %DIR%/root/x; }
+        "location /files/ { alias %DIR%/root/; } location /bare { alias %DIR%/root; } \
+         location = /exact { alias %DIR%/root/x; }
          location /slash { alias %DIR%/root/; } location /tried { alias %DIR%/root/; try_files $uri =404; }
          location /told { alias %DIR%/root/; try_files $uri /exact; }
          location /meant { alias %DIR%/root/a/; try_files /meant/../x /meant../x ../x /exact; }

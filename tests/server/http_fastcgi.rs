@@ -410,8 +410,8 @@ fn messages_go_to_the_error_log(driver: Driver) {
     ]);
     let server = setup(driver, &application, "server { listen %UNIX%; location / { fastcgi_pass %APP%; } }").start();
     assert_eq!(server.get("/").text(), "body");
-    let first = "FastCGI sent in stderr: \"PHP Warning:  first thing in /a.php on line 1\" while reading response header \
-                 from upstream, client: unix:, server: , request: \"GET / HTTP/1.1\", upstream: \"fastcgi://";
+    let first = "FastCGI sent in stderr: \"PHP Warning:  first thing in /a.php on line 1\" while reading response \
+        header from upstream, client: unix:, server: , request: \"GET / HTTP/1.1\", upstream: \"fastcgi://";
     assert!(server.wait_logged(first).contains("[error]"));
     server.wait_logged("FastCGI sent in stderr: \"second thing\" while reading upstream, ");
     server.stop();

@@ -235,7 +235,8 @@ fn error_pages_are_fetched_with_get(driver: Driver) {
 }
 
 fn error_pages_may_lead_on_if_allowed(driver: Driver) {
-    let text = "location /first { return 404; } error_page 404 /second; location /second { return 403; } error_page 403 /third;
+    let text = "location /first { return 404; } error_page 404 /second; location /second { return 403; } \
+        error_page 403 /third;
         location /third { return 200 third; }";
     let server = Server::start(driver, text);
     let response = server.get("/first");
@@ -496,7 +497,8 @@ fn types_follow_the_extension(driver: Driver) {
     let names = ["page.html", "PAGE.HTML", "x.css", "x.unknown", "none", "archive.tar.gz", ".html", "dir.css/file"];
     let setup = Setup::server(
         driver,
-        "root %DIR%/files; types { text/html html; text/css css; application/gzip gz; } default_type application/octet-stream;
+        "root %DIR%/files; types { text/html html; text/css css; application/gzip gz; } \
+         default_type application/octet-stream;
          location /own/ { alias %DIR%/files/; types { } default_type text/own; }",
     );
     let server = names.iter().fold(setup, |setup, name| setup.file(&format!("files/{name}"), "")).start();

@@ -60,15 +60,20 @@ fn fifo_without_a_reader_keeps_its_lines_for_one(driver: Driver) {
 fn a_line_says_what_happened(driver: Driver) {
     let setup = Setup::http(
         driver,
-        "log_format all '$status $body_bytes_sent $request_length $connection_requests $pipe $request_method $uri $args '
-                        '$sent_http_content_type $sent_http_x_own $http_x_asked $cookie_c $request_completion $server_protocol';
+        "log_format all '$status $body_bytes_sent $request_length $connection_requests $pipe $request_method $uri \
+         $args '
+                        '$sent_http_content_type $sent_http_x_own $http_x_asked $cookie_c $request_completion \
+                        $server_protocol';
          server { listen %TCP%; add_header X-Own own; root %DIR%/files;
              location / { return 200 hello; } location /file { access_log %DIR%/all.log all; }
              location /all { access_log %DIR%/all.log all; return 200 hello; } }",
     );
     let server = setup.file("files/file.html", vec![b'x'; 100_000]).start();
     let mut client = server.connect_tcp(1);
-    client.ask("GET /a?b HTTP/1.1\r\nHost: h\r\nUser-Agent: agent\r\nReferer: http://r/\r\nAuthorization: Basic bWU6cHc=\r\n\r\n");
+    client.ask(
+        "GET /a?b HTTP/1.1\r\nHost: h\r\nUser-Agent: agent\r\nReferer: http://r/\r\n\
+        Authorization: Basic bWU6cHc=\r\n\r\n",
+    );
     let line = server.directory.wait_line("access.log", "GET /a?b");
     let (address, rest) = line.split_once(" - me [").expect("the combined format");
     let (time, rest) = rest.split_once("] ").expect("a time");

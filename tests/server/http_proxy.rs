@@ -232,7 +232,8 @@ fn fields_of_the_clients_connection_are_not_passed_on(driver: Driver) {
 fn a_unix_socket_is_a_server_too(driver: Driver) {
     let setup = Setup::server(
         driver,
-        "location / { proxy_pass http://unix:%DIR%/backend; } location /uri/ { proxy_pass http://unix:%DIR%/backend:/to/; }
+        "location / { proxy_pass http://unix:%DIR%/backend; } \
+         location /uri/ { proxy_pass http://unix:%DIR%/backend:/to/; }
          location /variable/ { set $b unix:%DIR%/backend; proxy_pass http://$b:/v$request_uri; }
          location /missing { proxy_pass http://unix:%DIR%/missing; }",
     );

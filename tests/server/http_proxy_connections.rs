@@ -26,7 +26,8 @@ fn a_connection_is_kept_only_where_the_response_leaves_it_clean(driver: Driver) 
         ("/more", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"),
         (
             "/more-chunked",
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n\
+             Content-Length: 5\r\n\r\nwrong",
         ),
         ("/more-204", "HTTP/1.1 204 OK\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"),
         ("/more-304", "HTTP/1.1 304 OK\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"),
@@ -179,7 +180,8 @@ fn upstream_failures_are_logged_in_nginx_s_words(driver: Driver) {
         let response = server.get(target);
         assert_eq!(response.status, 502, "{target}");
         let tail = format!(
-            ", client: unix:, server: , request: \"GET {target} HTTP/1.1\", upstream: \"http://{}{target}\", host: \"localhost\"",
+            ", client: unix:, server: , request: \"GET {target} HTTP/1.1\", upstream: \"http://{}{target}\", host: \
+             \"localhost\"",
             backend.address
         );
         let line = server.wait_logged(&tail);

@@ -406,7 +406,8 @@ fn parts_are_cut_out_where_they_are_forced(driver: Driver) {
     ]);
     let setup = Setup::server(
         driver,
-        "location / { proxy_pass http://ADDRESS; } location = /force { proxy_force_ranges on; proxy_pass http://ADDRESS/; }",
+        "location / { proxy_pass http://ADDRESS; } location = /force \
+         { proxy_force_ranges on; proxy_pass http://ADDRESS/; }",
     );
     let server = setup.replace("ADDRESS", &backend.address).start();
     let mut client = server.connect();

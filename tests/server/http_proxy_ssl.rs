@@ -249,7 +249,8 @@ fn an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_cer
     let authority = Authority::new("authority");
     let expired = authority.renewed("authority", |params| params.not_after = rcgen::date_time_ymd(2002, 1, 1));
     let behind = Behind::new(&authority.ecdsa(&["example.com"]));
-    let text = "proxy_ssl_verify on; proxy_ssl_name example.com; proxy_ssl_trusted_certificate %DIR%/ca.crt; proxy_ssl_crl %DIR%/crl.pem;";
+    let text = "proxy_ssl_verify on; proxy_ssl_name example.com; proxy_ssl_trusted_certificate %DIR%/ca.crt; \
+        proxy_ssl_crl %DIR%/crl.pem;";
     for trusted in [[expired.as_str(), &authority.pem], [&authority.pem, expired.as_str()]] {
         let setup = proxy(driver, &behind, text).file("ca.crt", trusted.concat());
         let server = setup.file("crl.pem", authority.revocations()).start();

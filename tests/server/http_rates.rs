@@ -37,7 +37,8 @@ fn a_response_takes_the_seconds_that_its_rate_wants(driver: Driver) {
     let server = server(
         driver,
         &format!(
-            "limit_rate 40k; location /sendfile/ {{ alias %DIR%/files/; sendfile on; }} location /bytes {{ limit_rate 3k; return 200 {text}; }}"
+            "limit_rate 40k; location /sendfile/ {{ alias %DIR%/files/; sendfile on; }} \
+             location /bytes {{ limit_rate 3k; return 200 {text}; }}"
         ),
     );
     assert!(time_for(&server, "/data") >= SECOND);
@@ -51,7 +52,8 @@ fn a_response_takes_the_seconds_that_its_rate_wants(driver: Driver) {
 fn bytes_before_the_limit_are_sent_at_once(driver: Driver) {
     let server = server(
         driver,
-        "limit_rate 1; limit_rate_after 51k; location /later/ { alias %DIR%/files/; limit_rate 20k; limit_rate_after 20k; }",
+        "limit_rate 1; limit_rate_after 51k; location /later/ \
+         { alias %DIR%/files/; limit_rate 20k; limit_rate_after 20k; }",
     );
     // At one byte a second it would take most of a day.
     time_for(&server, "/data");

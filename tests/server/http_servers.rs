@@ -152,7 +152,8 @@ fn variables_tell_the_addresses(driver: Driver) {
 fn settings_before_the_name_is_known_are_those_of_the_default(driver: Driver) {
     let server = Setup::http(
         driver,
-        "server { listen %UNIX%; server_name small; client_header_buffer_size 128; large_client_header_buffers 1 256; return 200 small; }
+        "server { listen %UNIX%; server_name small; client_header_buffer_size 128; \
+         large_client_header_buffers 1 256; return 200 small; }
          server { listen %UNIX%; server_name large; large_client_header_buffers 4 8k; return 200 large; }",
     )
     .start();

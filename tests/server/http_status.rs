@@ -196,7 +196,8 @@ fn answering(status: &'static str) -> Serving {
 fn peers_are_counted_by_what_they_answer(driver: Driver) {
     let (good, bad) = (answering("200 OK"), answering("500 Oh"));
     let text = format!(
-        "upstream app {{ server {}; server {}; }} upstream gone {{ server 127.0.0.1:1 fail_timeout=1h; server {} backup; }}
+        "upstream app {{ server {}; server {}; }} upstream gone {{ server 127.0.0.1:1 fail_timeout=1h; server {} \
+         backup; }}
          server {{ listen %UNIX%; location / {{ proxy_pass http://app; }}
          location /gone {{ proxy_pass http://gone; }} }}",
         good.address, bad.address, good.address

@@ -210,7 +210,8 @@ fn commands_do_what_they_say(driver: Driver) {
 }
 
 fn conditions_choose_what_is_shown(driver: Driver) {
-    let page = "<!--#if expr=\"$arg_a = /^(x+)(?<rest>.*)/\" -->regex:<!--#echo var=\"1\" -->:<!--#echo var=\"rest\" -->\
+    let page = "<!--#if expr=\"$arg_a = /^(x+)(?<rest>.*)/\" -->regex:<!--#echo var=\"1\" -->:<!--#echo var=\"rest\" \
+        -->\
                 <!--#elif expr=\"$arg_a = two\" -->two\
                 <!--#elif expr=\"$arg_a != $arg_b\" -->differs\
                 <!--#else -->else<!--#endif -->.";
@@ -330,10 +331,14 @@ fn files_of_any_size_are_included(driver: Driver) {
 }
 
 fn only_the_client_s_request_is_conditional_or_in_parts(driver: Driver) {
-    let server = setup(driver, "types { text/html html; text/plain txt; } add_header X-Own yes; location ~ html$ { ssi on; ssi_last_modified on; }")
-        .file("www/page.html", "[<!--#include virtual=\"/part.txt\" -->]")
-        .file("www/part.txt", "0123456789")
-        .start();
+    let server = setup(
+        driver,
+        "types { text/html html; text/plain txt; } add_header X-Own yes; \
+        location ~ html$ { ssi on; ssi_last_modified on; }",
+    )
+    .file("www/page.html", "[<!--#include virtual=\"/part.txt\" -->]")
+    .file("www/part.txt", "0123456789")
+    .start();
     let mut client = server.connect();
     let response = client.ask("GET /page.html HTTP/1.1\r\nHost: h\r\nRange: bytes=0-1\r\nIf-None-Match: *, x\r\n\r\n");
     assert_eq!((response.status, response.text()), (200, "[0123456789]"));
@@ -430,7 +435,8 @@ fn memory_of_pages_is_bounded(driver: Driver) {
 fn a_block_that_does_not_fit_stays_hidden(driver: Driver) {
     let inside = "<!--#else --><!--#nonsense -->inside";
     let page = format!(
-        "before<!--#block name=\"large\" -->{inside}{}{inside}<!--#endblock -->,after<!--#include virtual=\"/none\" stub=\"large\" -->.",
+        "before<!--#block name=\"large\" -->{inside}{}{inside}<!--#endblock -->,after<!--#include virtual=\"/none\" \
+         stub=\"large\" -->.",
         "x".repeat(1024 * 1024)
     );
     let server =
@@ -441,7 +447,8 @@ fn a_block_that_does_not_fit_stays_hidden(driver: Driver) {
 }
 
 fn the_time_is_shown_in_the_format_of_the_page(driver: Driver) {
-    let page = "<!--#config timefmt=\"<%Y>\" --><!--#set var=\"a\" value=\"$date_gmt\" --><!--#echo var=\"a\" encoding=\"none\" -->\
+    let page = "<!--#config timefmt=\"<%Y>\" --><!--#set var=\"a\" value=\"$date_gmt\" --><!--#echo var=\"a\" \
+        encoding=\"none\" -->\
                 <!--#config timefmt=\"%s\" --><!--#echo var=\"date_local\" --><!--#include virtual=\"/other.html\" -->";
     let server = setup(driver, "location / { ssi on; add_header X-Date $date_gmt; }")
         .file("www/page.html", page)
@@ -511,7 +518,8 @@ fn another_location_decides(driver: Driver) {
         locations.push_str(&format!("location = /{name} {{ auth_request /auth/{name}; alias %DIR%/www/page.html; }}"));
     }
     locations.push_str(
-        "location /in/ { auth_request /auth/forbidden; alias %DIR%/www/; location /in/off/ { auth_request off; alias %DIR%/www/; } }
+        "location /in/ { auth_request /auth/forbidden; alias %DIR%/www/; \
+         location /in/off/ { auth_request off; alias %DIR%/www/; } }
          location = /stored { auth_request /auth/open; test_store_body; }",
     );
     let server = setup(driver, &locations).file("www/page.html", "page").start();
@@ -683,7 +691,8 @@ fn the_body_of_a_copied_request_is_read_once(driver: Driver) {
         let response = client.ask(format!("{head}{body}"));
         assert!(response.text().starts_with("5000 file"), "{response:?}");
     }
-    let chunked = "POST /limited HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n14\r\n01234567890123456789\r\n0\r\n\r\n";
+    let chunked = "POST /limited HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n14\r\n\
+        01234567890123456789\r\n0\r\n\r\n";
     assert_eq!(client.ask(chunked).status, 413);
     server.directory.wait_until("two copies", |directory| {
         directory.try_read("copies.log").is_some_and(|log| log.lines().count() == 2)

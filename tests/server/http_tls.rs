@@ -686,7 +686,8 @@ fn wrong_settings_are_refused_in_nginx_s_words() {
     );
     expect(
         &server("ssl_certificate %DIR%/empty; ssl_certificate_key %DIR%/own.key;"),
-        "PEM_read_bio_X509_AUX() failed (SSL: error:0480006C:PEM routines::no start line:Expecting: TRUSTED CERTIFICATE)",
+        "PEM_read_bio_X509_AUX() failed (SSL: error:0480006C:PEM routines::no start line:Expecting: TRUSTED \
+         CERTIFICATE)",
     );
     expect(
         &server("ssl_certificate %DIR%/own.crt; ssl_certificate_key %DIR%/empty;"),

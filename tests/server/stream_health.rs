@@ -79,7 +79,8 @@ fn an_ill_server_gets_no_sessions_until_it_is_well(driver: Driver) {
     let server = Setup::stream(driver, &text).start();
     one.set_well(false);
     server.wait_logged(&format!(
-        "peer is unhealthy while reading response from upstream, health check \"ping\" of peer {} in upstream \"group\"",
+        "peer is unhealthy while reading response from upstream, health check \"ping\" of peer {} in upstream \
+         \"group\"",
         one.address
     ));
     server.wait_logged("unexpected data while reading response from upstream, health check \"ping\"");

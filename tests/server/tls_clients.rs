@@ -259,7 +259,8 @@ fn openssl_shows_its_certificate(driver: Driver) {
     if !is_installed("openssl") {
         return;
     }
-    let text = "ssl_client_certificate %DIR%/ca.pem; ssl_verify_client on; return 200 \"$ssl_client_verify $ssl_client_s_dn\";";
+    let text = "ssl_client_certificate %DIR%/ca.pem; ssl_verify_client on; return 200 \"$ssl_client_verify \
+        $ssl_client_s_dn\";";
     let world = World::with(driver, text, |setup, authority| {
         setup.file("good.pem", both(&authority.ecdsa(&["good"]))).file("bad.pem", {
             let stranger = Authority::new("stranger");

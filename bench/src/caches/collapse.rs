@@ -61,8 +61,9 @@ pub fn measure(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{} rounds; median (least – greatest). {CLIENTS} clients ask at once for an object of 50 MiB that is not in the \
-         cache, of a backend that sends 20 MB/s (2.6 s); `proxy_cache_lock on` with nginx's times, Varnish as it comes. \
+        "{} rounds; median (least – greatest). {CLIENTS} clients ask at once for an object of 50 MiB that is not in \
+         the cache, of a backend that sends 20 MB/s (2.6 s); \
+         `proxy_cache_lock on` with nginx's times, Varnish as it comes. \
          One worker.\n\n{table}",
         options.idle_rounds
     );

@@ -154,7 +154,8 @@ pub fn measure(options: &Options) -> Measured {
          {OBJECTS} objects of 1 MiB on each, {} MiB of memory for server and page cache; the backend sends strong \
          entity tags and parts. On each disk one object is in memory, for which clients of real-time priority ask 50 \
          times a second, and {COLD_CONNECTIONS} connections ask for any object, one after the other and every {} ms \
-         at most: for more than the disk has. {} workers, and all of this on the same cores.\n\n{hot}\nWhat is asked for on the disks:\n\n{cold}",
+         at most: for more than the disk has. {} workers, and all of this on the same cores.\n\n{hot}\n\
+         What is asked for on the disks:\n\n{cold}",
         DISK_BYTES_PER_SECOND >> 20,
         hang_time(options).as_secs(),
         MEMORY_BYTES >> 20,

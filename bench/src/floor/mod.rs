@@ -2,8 +2,8 @@
 //!
 //! It is the baseline: any cost above it is the server's own work. There is a variant for each driver and for
 //! keep-alive and short connections. It ignores the received bytes, so the client must send each request in one piece
-//! and wait for the answer (wrk does). `relay` is the floor of a proxy, `reconnecting` that of a proxy that connects for
-//! each request.
+//! and wait for the answer (wrk does). `relay` is the floor of a proxy, `reconnecting` that of a proxy that connects
+//! for each request.
 
 mod datagrams;
 mod epoll;

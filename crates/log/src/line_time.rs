@@ -149,7 +149,8 @@ impl fmt::Display for Form {
                 let name = MONTHS[usize::from(month) % MONTHS.len()];
                 write!(
                     formatter,
-                    "{day:02}/{name}/{year:04}:{hour:02}:{minute:02}:{second:02} {sign}{offset_hours:02}{offset_rest:02}"
+                    "{day:02}/{name}/{year:04}:{hour:02}:{minute:02}:{second:02} \
+                     {sign}{offset_hours:02}{offset_rest:02}"
                 )
             }
             Style::Syslog => {
@@ -158,7 +159,8 @@ impl fmt::Display for Form {
             }
             Style::Iso8601 => write!(
                 formatter,
-                "{year:04}-{number:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{sign}{offset_hours:02}:{offset_rest:02}"
+                "{year:04}-{number:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{sign}{offset_hours:02}:\
+                 {offset_rest:02}"
             ),
             Style::Iso8601With(milliseconds) => write!(
                 formatter,

@@ -185,7 +185,8 @@ fn numbers(value: &str, variable: &str, log: &dyn ErrorLog) -> Vec<RawFd> {
             }
             _ => {
                 let text = format!(
-                    "invalid socket number \"{rest}\" in {variable} environment variable, ignoring the rest of the variable"
+                    "invalid socket number \"{rest}\" in {variable} environment variable, ignoring the rest of the \
+                     variable"
                 );
                 log.write(Level::Emerg, &text);
                 return numbers;

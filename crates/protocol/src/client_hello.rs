@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! records:  22 | version | length | piece      of at most 16 KiB, again and again
-//! message:  1 | length (3) | version (2) | random (32) | session (1+) | suites (2+) | compression (1+) | extensions (2+)
+//! message:  1 | length (3) | version (2) | random (32) | session (1+) | suites (2+) | compression (1+)
+//!             | extensions (2+)
 //! ```
 //!
 //! Reads only the parts requested by the caller; the TLS library parses the message again and refuses invalid ones.

@@ -304,8 +304,8 @@ impl Arguments {
         let own = if self.is_nginx() {
             String::new()
         } else {
-            "       gale serve DIR [--tls] [--dashboard] [--listen ADDRESS] [--print-config]\n       gale reload [-c filename]\n       \
-             gale top [-c filename | --url URL] [--interval SECONDS] [--once]\n       \
+            "       gale serve DIR [--tls] [--dashboard] [--listen ADDRESS] [--print-config]\n       gale reload [-c \
+             filename]\n       gale top [-c filename | --url URL] [--interval SECONDS] [--once]\n       \
              gale check [FILE] [--json]\n       gale health [ADDRESS][/PATH]\n       \
              gale directives [--missing | --man | --pages DIR]\n       \
              gale serve|reload|top|check|health|directives --help\n"

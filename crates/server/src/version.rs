@@ -50,7 +50,8 @@ const COMPATIBLE_WITH: &str = "OpenSSL 1.1.1 (compatible; AWS-LC)";
 pub fn long(is_nginx: bool) -> String {
     let with: Vec<String> = WITH.iter().map(|module| format!("--with-{module}")).collect();
     format!(
-        "{}\nbuilt with {COMPATIBLE_WITH}\nTLS SNI support enabled\nsandbox: {}\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {}\n",
+        "{}\nbuilt with {COMPATIBLE_WITH}\nTLS SNI support enabled\nsandbox: {}\n\
+         configure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {}\n",
         short(is_nginx),
         gale_process::sandbox_support(),
         prefix(is_nginx),

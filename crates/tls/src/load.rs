@@ -219,7 +219,8 @@ pub fn pair(
         .map_err(|_| wrong("error:0688010A:asn1 encoding routines::nested asn1 error"))?;
     match key.public_key() {
         Some(public) if *public != *parsed.public_key().raw => Err(format!(
-            "SSL_CTX_use_PrivateKey(\"{name}\") failed (SSL: error:05800074:x509 certificate routines::key values mismatch)"
+            "SSL_CTX_use_PrivateKey(\"{name}\") failed (SSL: error:05800074:x509 certificate routines::key values \
+             mismatch)"
         )),
         _ => Ok(Arc::new(CertifiedKey::new(chain, key))),
     }

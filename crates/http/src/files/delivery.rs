@@ -7,7 +7,7 @@
 //! | 1 | memory | a small body in the cache of open files: sent as bytes, not as a piece of a file |
 //! | 2 | a read on the loop | data in the page cache (`preadv2(RWF_NOWAIT)`), up to 64 KiB at once |
 //! | 3 | `sendfile` | it is on, the piece is large enough, and it is known to be in memory |
-//! | 4 | a read in a pool (`aio on`: by the ring) | everything else: data not in memory, file systems that may block, files that must not be probed |
+//! | 4 | a read in a pool (`aio on`: the ring) | data not in memory; files that may block or must not be probed |
 //!
 //! The fourth way returns the data itself. The read begins while the previous piece is still being sent, once half of
 //! that has left. So a stream is read ahead of its client, which holds at most one and a half pieces: 96 KiB unless

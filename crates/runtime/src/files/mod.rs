@@ -5,7 +5,7 @@
 //! | | first | else |
 //! |---|---|---|
 //! | open, stat | `openat2(RESOLVE_CACHED)`: answers from the kernel's cache of names | EAGAIN: pool |
-//! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: plain read on tmpfs and the like, else pool |
+//! | read | `preadv2(RWF_NOWAIT)`: answers from the page cache | EAGAIN: pool; EOPNOTSUPP: tmpfs plainly, else pool |
 //! | file systems that wait for others (FUSE, NFS …) | pool | |
 //! | last close of a file that was unlinked or written | pool | |
 //! | write, change of a name or directory | pool | |

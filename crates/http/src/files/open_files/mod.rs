@@ -4,11 +4,11 @@
 //!   on|off;
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#open_file_cache>)
 //!
-//! | `open_file_cache` | cached | trusted |
-//! |---|---|---|
-//! | `max=N` | descriptors, sizes and times, directories, with `errors` errors; small bodies | for `valid`, or until the kernel reports a change |
-//! | not set | small bodies of files that are requested often, descriptors of larger ones | while the kernel has reported no change, checked at each request: exact |
-//! | `off` | nothing | |
+//! - `max=N` caches descriptors, sizes and times, directories, small bodies, and with `errors` errors. They are trusted
+//!   for `valid`, or until the kernel reports a change.
+//! - Without the directive, small bodies of files that are requested often are cached, and descriptors of larger ones.
+//!   They are exact: each request checks that the kernel has reported no change.
+//! - `off` caches nothing.
 //!
 //! A size, a time and a body that are sent together were read from one descriptor, and the file was the same before and
 //! after. With `max=N`, a file sent from its descriptor is checked at each request, so an old head does not meet a

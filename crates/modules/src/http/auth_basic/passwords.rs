@@ -103,7 +103,8 @@ mod tests {
         "$apr1$salt$Xxd1irWT9ycqoYxGFn4cb.",
         "$5$saltstring$OH4IDuTlsuTYPdED1gsuiRMyTAwNlRWyA6Xr3I4/dQ5",
         "$5$rounds=1000$short$G6a7kCgkpoq2XWVJNOVxq6CFUfO7mHOsayZj/hiCfo2",
-        "$6$rounds=1400$anotherlongsalts$PAZqpKUKGek9w8oPgIGPxV0Y72OmDpdCthOX9H9O.5R1UbUeZcZS09hlVOfEnTt.66Pdgt7Jvf5Fcex6JIQox/",
+        "$6$rounds=1400$anotherlongsalts$\
+         PAZqpKUKGek9w8oPgIGPxV0Y72OmDpdCthOX9H9O.5R1UbUeZcZS09hlVOfEnTt.66Pdgt7Jvf5Fcex6JIQox/",
         "$6$x$.7KcIn5.ZfkbYAJ0eR5aiXX.9cAoOEk.kCx3w6xY1EaxFjgMWuH6WyPufoidBlBiQ9OVWpzaDWwKtTA8cs5FF.",
         "$2y$05$abcdefghijklmnopqrstuuWG29KuyeAicPCJODk1zjyGvyQUU2awu",
         "$2a$04$abcdefghijklmnopqrstuughE8Ev8uGFaUgY2cNEySvxngrb/Jzdm",

@@ -190,7 +190,8 @@ mod tests {
     #[test]
     fn the_format_is_the_one_that_is_wanted_more() {
         let wanted = |text: &'static str| Format::wanted([text.as_bytes()].into_iter());
-        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;\
+            q=0.4,\
                           text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
         for text in
             [prometheus, "application/openmetrics-text", "Application/OpenMetrics-Text; version=1.0.0, */*;q=0.1"]
@@ -225,7 +226,8 @@ mod tests {
         for (format, expected) in [
             (
                 Format::Prometheus,
-                "# HELP a_requests_total Requests.\n# TYPE a_requests_total counter\na_requests_total{zone=\"z\",code=\"2xx\"} 5\n\
+                "# HELP a_requests_total Requests.\n# TYPE a_requests_total counter\n\
+                 a_requests_total{zone=\"z\",code=\"2xx\"} 5\n\
                  # HELP b Now.\n# TYPE b gauge\nb 1.5\n",
             ),
             (
