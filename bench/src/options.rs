@@ -48,7 +48,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   cache-disks   three disks with a cache each: hits in memory beside cold ones, and one disk that hangs (root)
   slow-peers    1 GiB through a proxy to a slow client, to a slow server: memory, latency of a probe (root)
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
-  cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
+  cold-tree     random requests into 200,000 small files, none of them in memory, beside a hot one (root)
   rare-files    files in memory that are requested every 0.1 to 30 s, beside clients of a slow disk (root)
   late          50 clients that come late for a file in memory, beside clients of a slow disk (root)
   charts        redraw the charts of thread-pools from existing results, without measuring

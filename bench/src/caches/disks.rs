@@ -149,13 +149,13 @@ pub fn measure(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{notes}The article's three disks, each with a cache and a pool of 16 threads. Disks are loop devices, held to \
-         {} MiB/s each; a disk that hangs gives a byte a second, for {} s, and begins to while requests are under way. \
+        "{notes}Three disks, each with a cache and a pool of 16 threads. Disks are loop devices, held to {} MiB/s each; \
+         a disk that hangs gives a byte a second, for {} s, and begins while requests are in flight. \
          {OBJECTS} objects of 1 MiB on each, {} MiB of memory for server and page cache; the backend sends strong \
          entity tags and parts. On each disk one object is in memory, for which clients of real-time priority ask 50 \
-         times a second, and {COLD_CONNECTIONS} connections ask for any object, one after the other and every {} ms \
-         at most: for more than the disk has. {} workers, and all of this on the same cores.\n\n{hot}\n\
-         What is asked for on the disks:\n\n{cold}",
+         times a second, and {COLD_CONNECTIONS} connections request any object, one after the other and at most every \
+         {} ms: more than the disk can read. {} workers, and all of this on the same cores.\n\n{hot}\n\
+         Requests for objects on the disks:\n\n{cold}",
         DISK_BYTES_PER_SECOND >> 20,
         hang_time(options).as_secs(),
         MEMORY_BYTES >> 20,

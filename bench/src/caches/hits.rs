@@ -44,7 +44,7 @@ pub fn measure(_options: &Options) -> Measured {
         "Hits per thousand of {requests} requests for 50,000 keys; room for 1,000 of them (with sizes of 1 to 128, for \
          8,000). Scans are 2,000 keys, requested only once, after each 2,000 requests.\n\n{table}"
     );
-    Ok((Document::new("cache-hits", "Hits by the rule that says which entry goes", &[], &body, &rows)?, true))
+    Ok((Document::new("cache-hits", "Hits by rule of eviction", &[], &body, &rows)?, true))
 }
 
 #[cfg(test)]

@@ -72,8 +72,8 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB, of which nothing is in memory at \
-         first; {} workers, {}, {}. Of two figures in a cell, the second is without the clients. Kernel memory is the \
+        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB, none of it in memory at first; \
+         {} workers, {}, {}. Of two figures in a cell, the second is without the clients. Kernel memory is the \
          growth of the whole machine's. The reasons for waits of the event loops come from the kernel stacks of their \
          threads in state D, sampled every 5 ms: a page that was believed to be in memory (stale belief), the \
          submission of read-ahead, or reclaim of memory for the control group.\n\n{table}",
@@ -202,7 +202,7 @@ pub fn measure_cold_tree(options: &Options) -> Measured {
         site.disk(&experiment)
     );
     let holds = rows.iter().all(|row| row.cold.errors == 0);
-    Ok((Document::new("cold-tree", "Small files of which nothing is in memory", &programs, &body, &rows)?, holds))
+    Ok((Document::new("cold-tree", "Small files, none of them in memory", &programs, &body, &rows)?, holds))
 }
 
 fn cold_tree(options: &Options, site: &mut Site, program: &Program) -> Result<TreeRow, String> {

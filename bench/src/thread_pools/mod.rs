@@ -579,10 +579,10 @@ fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[
 }
 
 const NOTES: &str = "\
-Network: both clients together. An answer that had not ended when a run did counts with the time it had waited, if \
-that was over a second. The probe asks on time whatever became of the request before. Loops in D: how often an event \
-loop was found waiting for a disk. Stalls: lines of Gale's error log, which tells of one stall of each kind a minute, \
-over 20 ms and not the machine's fault.\n";
+Network: both clients together. An answer that was incomplete when the run ended counts with its time until then, if \
+that was over a second. The probe sends each request on time, even if the previous one has no answer yet. Loops in D: \
+how often an event loop was found waiting for a disk. Stalls: lines of Gale's error log, at most one of each kind a \
+minute, over 20 ms and not the machine's fault.\n";
 
 /// In the order of `NAMES`: title of the chart of the defaults, and of the one with every value of `aio`.
 const TITLES: [[&str; 2]; 3] = [
