@@ -149,8 +149,8 @@ pub fn measure(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{notes}Three disks, each with a cache and a pool of 16 threads. Disks are loop devices, held to {} MiB/s each; \
-         a disk that hangs gives a byte a second, for {} s, and begins while requests are in flight. \
+        "{notes}Three disks, each with a cache and a pool of 16 threads. Disks are loop devices, held to {} MiB/s \
+         each; a disk that hangs gives a byte a second, for {} s, and begins while requests are in flight. \
          {OBJECTS} objects of 1 MiB on each, {} MiB of memory for server and page cache; the backend sends strong \
          entity tags and parts. On each disk one object is in memory, for which clients of real-time priority ask 50 \
          times a second, and {COLD_CONNECTIONS} connections request any object, one after the other and at most every \

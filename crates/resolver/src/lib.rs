@@ -422,7 +422,7 @@ impl Resolver {
                 Content::Services(services) => last = Found::Services(services),
                 Content::Nothing => last = Found::Nothing,
                 Content::Error(code) => error = Some(code),
-                Content::Truncated => unreachable!("what is truncated is asked for again"),
+                Content::Truncated => unreachable!("a truncated answer is asked for again over TCP"),
             }
         }
         let found = match error {

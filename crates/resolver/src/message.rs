@@ -48,7 +48,7 @@ impl DnsName {
 
     /// Name for the reverse lookup of an address. (RFC 1035 §3.5, RFC 3596 §2.5)
     pub fn of_address(address: IpAddr) -> DnsName {
-        DnsName(Name::reverse_from_addr(address).expect("such a name is short"))
+        DnsName(Name::reverse_from_addr(address).expect("the name of an address is short enough"))
     }
 
     fn of_parsed(name: &ParsedName<&[u8]>) -> DnsName {

@@ -45,7 +45,7 @@ impl SpoolReader {
     /// Errors: the spool ended before the range did; `NoMemory`; the file could not be read. None of them moves the
     /// reader. `length` must not be 0.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, length: usize) -> Poll<Result<Option<Bytes>, SpoolError>> {
-        assert!(length > 0, "nothing is asked for");
+        assert!(length > 0, "a read of no bytes");
         loop {
             if let Some(read) = &mut self.read {
                 let result = ready!(Pin::new(read).poll(cx));

@@ -70,7 +70,7 @@ impl NamedLoader {
             (Loaded::Chain(chain), Loaded::Key(key_of)) => {
                 load::pair(chain.to_vec(), key_of, &key.to_str_lossy()).map_err(NamedFailure)
             }
-            _ => unreachable!("a kind gives what is of its kind"),
+            _ => unreachable!("a kind returns values of its own kind"),
         }
     }
 

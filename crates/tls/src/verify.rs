@@ -291,7 +291,7 @@ fn find_chain<'c, 'd>(
 ) -> Result<Vec<&'c X509Certificate<'d>>, Fault> {
     let mut chain = vec![own];
     loop {
-        let last = *chain.last().expect("it begins with one");
+        let last = *chain.last().expect("a chain has at least one certificate");
         let is_trusted = trusted.iter().any(|trusted| trusted.as_raw() == last.as_raw());
         if is_self_issued(last) {
             match (is_trusted, chain.len()) {

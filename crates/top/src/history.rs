@@ -47,7 +47,7 @@ impl History {
     /// # Panics
     /// If there are none yet.
     pub fn figures(&self) -> &Figures {
-        &self.now.as_ref().expect("shown when there is an answer").figures
+        &self.now.as_ref().expect("figures are shown after the first answer").figures
     }
 
     /// Returns the growth of a counter per second since the previous response, or `None` if it is unknown.

@@ -56,7 +56,7 @@ pub(super) struct HealthPlan {
 
 impl HealthPlan {
     pub fn new(checks: SmallVec<[BeforeFirstCheck; 1]>) -> HealthPlan {
-        debug_assert!(checks.len() <= CHECKS_MAX, "more checks than bits");
+        debug_assert!(checks.len() <= CHECKS_MAX, "a group has at most CHECKS_MAX checks");
         static SERIALS: AtomicU64 = AtomicU64::new(0);
         HealthPlan { checks, serial: SERIALS.fetch_add(1, Ordering::Relaxed) + 1 }
     }

@@ -31,7 +31,7 @@ impl Notes {
             self.0.push((wanted, Box::new(T::default())));
             self.0.len() - 1
         });
-        self.0[place].1.downcast_mut().expect("found by its type")
+        self.0[place].1.downcast_mut().expect("a note is found by its type")
     }
 
     /// `true` if there is a note of type `T`.

@@ -27,7 +27,8 @@ pub const CLASSES: usize = 5;
 /// Buckets of times; the last one has no bound.
 pub const TIME_BUCKETS: usize = 16;
 
-// In reading order: a request that ends meanwhile is not counted as ended before it began.
+// Counters are read in this order, ends before beginnings: a request that ends during a read cannot show up as ended
+// and not begun.
 const ENDED: usize = 0;
 /// Requests with the usual outcome: [`USUAL_CODE`], and both times in the first bucket. One counter replaces those of
 /// the code, two buckets and the end, since most requests are of this kind.
@@ -59,7 +60,7 @@ const COUNTERS: usize = COUNTED.next_power_of_two();
 static CODE_BUCKETS: [u8; 600] = code_buckets();
 
 const fn code_buckets() -> [u8; 600] {
-    const { assert!(COUNTERS <= 128, "a place has a byte, and all of them eight lines") };
+    const { assert!(COUNTERS <= 128, "there are at most 128 counters") };
     let mut buckets = [(OTHERS + CLASSES) as u8; 600];
     let mut code = 100;
     while code < 600 {

@@ -231,7 +231,7 @@ impl Zones {
             (None, Some(_)) => (known.bytes, known.span) = (bytes, span),
             _ => {}
         }
-        let zone = Arc::clone(&known.zone).downcast().expect("the type was looked at");
+        let zone = Arc::clone(&known.zone).downcast().expect("the type was checked");
         Ok(ZoneRef(zone))
     }
 

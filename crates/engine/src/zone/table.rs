@@ -69,7 +69,7 @@ struct Links {
     more_key: Link,
 }
 
-const NO_ENTRY: &str = "the link is one of an entry";
+const NO_ENTRY: &str = "a link leads to an occupied slot";
 const NO_KEY: &str = "a key goes on in keys";
 
 /// Longest key of an entry.

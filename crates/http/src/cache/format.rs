@@ -188,7 +188,7 @@ pub fn encode(meta: &Meta, header_length: u32, body_length: u64, body_sum: BodyS
     for tag in &meta.tags {
         out.extend_from_slice(&tag.to_le_bytes());
     }
-    assert!(out.len() <= header_length as usize, "a header is longer than was said");
+    assert!(out.len() <= header_length as usize, "the header is longer than announced");
     out.resize(header_length as usize, 0);
     let crc = crc32fast::hash(&out);
     out[HEADER_CRC_AT..FIXED].copy_from_slice(&crc.to_le_bytes());
@@ -294,7 +294,7 @@ impl<'b> Reader<'b> {
 
     fn fixed<const N: usize>(&mut self) -> [u8; N] {
         let taken = self.take(N).expect("the fixed part is whole");
-        taken.try_into().expect("it is as long as was asked for")
+        taken.try_into().expect("the read has the requested length")
     }
 
     fn u16(&mut self) -> u16 {

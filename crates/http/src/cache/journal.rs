@@ -343,7 +343,7 @@ impl Record {
             }
         }
         let length = out.len() - start - 2;
-        debug_assert!(length <= RECORD_MAX, "who makes records bounds what is in them");
+        debug_assert!(length <= RECORD_MAX, "records are bounded by their writer");
         if length > RECORD_MAX {
             out.truncate(start);
             return;

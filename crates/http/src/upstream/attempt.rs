@@ -111,7 +111,7 @@ impl PassingTls {
     /// The scope was not prepared for TLS.
     pub fn new(settings: &UpstreamSettings, host: &[u8]) -> PassingTls {
         let client = settings.tls.client.as_ref().and_then(|client| client.get());
-        let client = Arc::clone(client.expect("scopes that may speak TLS were prepared for it"));
+        let client = Arc::clone(client.expect("a scope that may use TLS has its settings"));
         PassingTls { client, name: without_port(host).into(), certificate: None }
     }
 
@@ -279,7 +279,7 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
                 chosen.note_served(&records.last().served());
                 return Flow::Respond(status);
             }
-            Err(Failure::Stale) => unreachable!("it was tried anew"),
+            Err(Failure::Stale) => unreachable!("a stale connection was replaced"),
         };
         end_attempt(request, records, chosen, on, status, action);
         if passing.selection.tries_left() == 0

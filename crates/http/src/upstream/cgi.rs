@@ -147,7 +147,7 @@ pub(super) mod tests {
             note(reader, &mut messages);
             match read.map_err(|malformed| malformed.to_string())? {
                 HeadRead::Whole(head) => break head,
-                HeadRead::Interim(..) => unreachable!("these protocols have none"),
+                HeadRead::Interim(..) => unreachable!("these protocols have no interim responses"),
                 HeadRead::Partial if receive(&mut input, &mut has_ended) => {}
                 HeadRead::Partial => return Err("no head".to_owned()),
             }

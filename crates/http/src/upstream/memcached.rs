@@ -83,7 +83,7 @@ impl ResponseReader for MemcachedReader {
         if remaining > 0 && !input.is_empty() {
             let piece = take_front(input, remaining.min(input.len()))?;
             let decoded = self.value.decode(&piece).map_err(|fault| self.wrong(fault, &piece))?;
-            debug_assert_eq!(decoded.consumed, piece.len(), "all of it is the value's");
+            debug_assert_eq!(decoded.consumed, piece.len(), "the decoder consumes the whole piece");
             return Ok(BodyRead::Piece(piece));
         }
         match self.value.decode(input.readable()) {

@@ -115,7 +115,7 @@ fn merge(conf: &mut dyn std::any::Any, parent: Option<&dyn std::any::Any>, _: &m
 }
 
 async fn decide(request: &mut Request, conf: &Conf) -> Flow {
-    let uri = conf.uri().expect("there whenever the handler is");
+    let uri = conf.uri().expect("a location with this handler has the setting");
     let answer = match ask(request, Target { shares_body: false, ..Target::new(uri) }).await {
         Ok(answer) => answer,
         Err(status) => return Flow::Respond(status),

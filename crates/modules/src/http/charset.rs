@@ -652,13 +652,13 @@ impl Encoder for FromUtf8 {
         match std::str::from_utf8(kept) {
             Ok(text) => {
                 self.kept_length = 0;
-                let character = text.chars().next().expect("one byte at least");
+                let character = text.chars().next().expect("the text is not empty");
                 match self.pages.get(character) {
                     Some(byte) => ready.put(&[byte]),
                     None => {
                         let mut entity = [0; 10];
                         let mut rest = &mut entity[..];
-                        write!(rest, "&#{};", u32::from(character)).expect("a character has seven digits at most");
+                        write!(rest, "&#{};", u32::from(character)).expect("a character has at most seven digits");
                         let length = 10 - rest.len();
                         ready.put(&entity[..length]);
                     }

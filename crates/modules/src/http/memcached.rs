@@ -114,7 +114,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     if !matches!(request.method(), Method::Get | Method::Head) {
         return Err(405);
     }
-    let (pass, key) = conf.pass.as_ref().expect("there whenever the handler is");
+    let (pass, key) = conf.pass.as_ref().expect("a location with this handler has the setting");
     let target = pass.resolve(request).await.map_err(look_up_status)?;
     let key = key.evaluate(request);
     if key.is_empty() {

@@ -37,7 +37,7 @@ pub static MODULE: Module = Module {
     conf: Some(ConfType {
         make: || Box::new(Conf::default()),
         merge: |conf, outer, builder| {
-            let conf = conf.downcast_mut::<Conf>().expect("the module's own");
+            let conf = conf.downcast_mut::<Conf>().expect("settings have their module's type");
             conf.complete(outer.and_then(|outer| outer.downcast_ref()), builder)
         },
         complete_main: |_, _| Ok(()),

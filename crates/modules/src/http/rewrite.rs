@@ -427,7 +427,7 @@ fn begin_in_location(request: &mut Request, conf: &Conf) -> Option<Flow> {
 
 fn go_on<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
     Box::pin(async move {
-        let mut position = request.notes.take::<Position>().expect("put when the script had to wait");
+        let mut position = request.notes.take::<Position>().expect("a script that waits leaves its position");
         loop {
             if let Stop::Decided(flow) = run(request, conf, &mut position) {
                 return flow;

@@ -94,7 +94,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
 
 /// Passes a request on. The error is the status of the response.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
-    let pass = conf.pass.as_ref().expect("there whenever the handler is");
+    let pass = conf.pass.as_ref().expect("a location with this handler has the setting");
     let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
     let caching = match consult_cache(request, serving(&conf.upstream, &KeepHead)).await {
         Consulted::Answer(flow) => return Ok(flow),

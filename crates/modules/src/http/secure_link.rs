@@ -72,7 +72,7 @@ pub static MODULE: Module = Module {
     conf: Some(ConfType {
         make: || Box::new(Conf::default()),
         merge: |conf, outer, _| {
-            let conf = conf.downcast_mut::<Conf>().expect("the module's own");
+            let conf = conf.downcast_mut::<Conf>().expect("settings have their module's type");
             conf.complete(outer.and_then(|outer| outer.downcast_ref()))
         },
         complete_main: |_, _| Ok(()),

@@ -318,7 +318,7 @@ fn hint(request: &mut Request) -> Flow {
 
 /// Waits for a writer, and then until it has written or closed.
 fn stall(conf: &Conf) -> Flow {
-    let path = conf.stalls_by.as_ref().expect("there whenever the handler is");
+    let path = conf.stalls_by.as_ref().expect("a location with this handler has the setting");
     match File::open(path).and_then(|mut fifo| fifo.read(&mut [0])) {
         Ok(_) => Flow::Next,
         Err(_) => Flow::Respond(500),
@@ -326,7 +326,7 @@ fn stall(conf: &Conf) -> Flow {
 }
 
 fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
-    match conf.answer.expect("there whenever the handler is") {
+    match conf.answer.expect("a location with this handler has the setting") {
         Answer::Panic => panic!("a test wanted it"),
         Answer::Echo => Some(echo(request)),
         Answer::Head => conf.head.as_ref().map(|head| answer_with(request, head)),

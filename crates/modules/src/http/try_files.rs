@@ -111,7 +111,7 @@ fn look_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
             return Some(flow);
         }
     }
-    Some(fall_back(request, conf.fallback.as_ref().expect("there whenever the handler is")))
+    Some(fall_back(request, conf.fallback.as_ref().expect("a location with this handler has the setting")))
 }
 
 fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow> {
@@ -127,7 +127,7 @@ fn look<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
                 return flow;
             }
         }
-        fall_back(request, conf.fallback.as_ref().expect("there whenever the handler is"))
+        fall_back(request, conf.fallback.as_ref().expect("a location with this handler has the setting"))
     })
 }
 

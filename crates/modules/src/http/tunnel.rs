@@ -109,8 +109,13 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     if request.method() != Method::Connect {
         return Err(405);
     }
-    let target =
-        conf.pass.as_ref().expect("there whenever the handler is").resolve(request).await.map_err(look_up_status)?;
+    let target = conf
+        .pass
+        .as_ref()
+        .expect("a location with this handler has the setting")
+        .resolve(request)
+        .await
+        .map_err(look_up_status)?;
     let reader = || -> Box<dyn ResponseReader> { Box::new(Connected) };
     let mut passing = Passing {
         selection: target.select(request),

@@ -149,7 +149,7 @@ impl<A: Copy + Ord> Changes<A> {
 
     fn push(&mut self, start: A, value: u32) {
         if self.starts.last() == Some(&start) {
-            *self.values.last_mut().expect("as many as starts") = value;
+            *self.values.last_mut().expect("each start has a value") = value;
         } else if self.values.last() != Some(&value) {
             self.starts.push(start);
             self.values.push(value);

@@ -232,7 +232,7 @@ impl Service for HealthCheck {
         let Some(configuration) = context.configuration::<Configuration>() else { return };
         let settings = context.settings();
         let stream: Arc<StreamConfiguration> = configuration.protocol().expect("a part of a stream block");
-        let server = stream.server_of(settings.draft.scope).expect("its check is a server's");
+        let server = stream.server_of(settings.draft.scope).expect("a check belongs to a server");
         let asks = Checks {
             check: stream.upstreams.check(settings.id).clone(),
             configured: Configured::new(stream),

@@ -98,7 +98,7 @@ fn pass(session: &mut Session, conf: &Conf) -> u16 {
         session.log(Level::Error, format_args!("cannot pass udp connection {PASSING}"));
         return session::INTERNAL_SERVER_ERROR;
     }
-    let to = match conf.to.as_ref().expect("there whenever the handler is") {
+    let to = match conf.to.as_ref().expect("a location with this handler has the setting") {
         To::Address(address) => address.clone(),
         To::Evaluated(template) => {
             let text = template.evaluate(session);

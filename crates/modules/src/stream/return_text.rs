@@ -57,7 +57,7 @@ fn add_return(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> 
 
 async fn send(session: &mut Session, conf: &Conf) -> u16 {
     const SENDING: &str = "while sending to client";
-    let text = conf.text.as_ref().expect("there whenever the handler is").evaluate(session);
+    let text = conf.text.as_ref().expect("a location with this handler has the setting").evaluate(session);
     if text.is_empty() {
         return session::OK;
     }

@@ -151,7 +151,7 @@ impl ChunkedDecoder {
 
     /// Returns the trailer fields of a finished body, or none if they have been taken before.
     pub fn take_trailers(&mut self) -> Trailers {
-        debug_assert!(self.is_finished(), "more fields may follow");
+        debug_assert!(self.is_finished(), "the body is not complete");
         let text = mem::take(&mut self.trailers);
         let mut fields = Vec::new();
         let mut start = 0;

@@ -475,7 +475,7 @@ impl Connection {
         end_headers: bool,
         fields: &mut Fields,
     ) -> Result<Option<Event>, ConnectionFault> {
-        let mut block = self.block.take().expect("the reader sees to the order of frames");
+        let mut block = self.block.take().expect("the reader checks the order of frames");
         block.continuations += 1;
         if block.continuations > self.limits.continuations_max {
             return Err(StateFault::TooManyContinuations.into());

@@ -206,7 +206,7 @@ impl<T> Chunk<T> {
         self.occupied -= 1;
         match content {
             Content::Occupied(value) => value,
-            Content::Vacant { .. } => unreachable!("only what is there is taken out"),
+            Content::Vacant { .. } => unreachable!("only occupied slots are freed"),
         }
     }
 

@@ -105,7 +105,7 @@ impl GrowingReader {
     ///
     /// `length` must not be 0. If a read in a pool is pending, the result is for the length that started it.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, length: usize) -> Poll<Result<Grown, FileError>> {
-        assert!(length > 0, "nothing is asked for");
+        assert!(length > 0, "a read of no bytes");
         loop {
             if let Some(read) = &mut self.read {
                 let Poll::Ready(result) = Pin::new(&mut read.task).poll(cx) else { return Poll::Pending };

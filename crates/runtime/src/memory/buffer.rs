@@ -220,7 +220,7 @@ impl Buffer {
                 (self.start, self.end) = (0, length as u32);
             }
         }
-        let block = self.block.as_mut().expect("one was just taken");
+        let block = self.block.as_mut().expect("a block was just taken");
         Ok(&mut block.bytes_mut()[self.end as usize..self.end as usize + size])
     }
 

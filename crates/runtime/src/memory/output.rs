@@ -188,7 +188,7 @@ impl Output {
     /// Removes the first `count` bytes, which must wait here.
     pub fn consume(&mut self, count: usize) {
         assert!(count <= self.length, "consumed more than there was");
-        debug_assert!(self.loan.is_none(), "what is on loan is not here to be consumed");
+        debug_assert!(self.loan.is_none(), "bytes on loan cannot be consumed");
         self.length -= count;
         let mut count = count;
         while count > 0 {

@@ -179,7 +179,7 @@ impl Splice {
     }
 
     fn poll_pipe(&mut self, cx: &mut Context<'_>, from: &Stream) -> Poll<io::Result<usize>> {
-        let pipe = self.pipe.as_ref().expect("taken before");
+        let pipe = self.pipe.as_ref().expect("the pipe was taken at the start");
         let received = from.poll_splice_in(cx, pipe.input.as_fd(), PIPE_BYTES);
         match received {
             Poll::Ready(Ok(count @ 1..)) => self.piped = count,

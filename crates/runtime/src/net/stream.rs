@@ -175,7 +175,7 @@ impl Stream {
     /// Errors: the connection's; `OutOfMemory` at the hard limit of leases.
     #[inline]
     pub fn poll_recv(&self, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
-        debug_assert!(max > 0, "a receive of nothing looks like the end of the stream");
+        debug_assert!(max > 0, "an empty receive would look like the end of the stream");
         if let Some(ahead) = self.ahead.take() {
             return Poll::Ready(self.take_ahead(ahead, into, max));
         }
@@ -216,7 +216,7 @@ impl Stream {
     fn take_ahead(&self, mut ahead: Box<Ahead>, into: &mut Buffer, max: usize) -> io::Result<usize> {
         let count = ahead.bytes.len().min(max);
         if count == 0 {
-            return Err(ahead.error.expect("nothing is kept for nothing").into());
+            return Err(ahead.error.expect("a result is kept only with bytes or an error").into());
         }
         let appended = into.append(&ahead.bytes.readable()[..count]);
         if appended.is_ok() {

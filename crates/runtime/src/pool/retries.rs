@@ -33,7 +33,7 @@ impl ThreadPool {
             let taken = Arc::clone(&task);
             let run = move || {
                 let task = taken.lock().take();
-                task.expect("one attempt at most is not refused")()
+                task.expect("a task runs once: every other attempt was refused")()
             };
             match self.run_for(device, run).await {
                 Err(PoolError::Overflow { .. } | PoolError::NoThread(_)) if now() < end => sleep(pause).await,

@@ -317,7 +317,7 @@ where
                 _ => unreachable!("it was done a moment ago, under the same lock"),
             },
             State::Abandoned { .. } | State::Unwanted | State::Taken => {
-                unreachable!("polled by one who has given it up")
+                unreachable!("polled after it was abandoned")
             }
         }
     }

@@ -147,7 +147,7 @@ impl Datagrams {
                 if socket.arrived.front().filter(is_alike).is_none() {
                     break;
                 }
-                bytes.extend(socket.arrived.pop_front().expect("looked at above").bytes);
+                bytes.extend(socket.arrived.pop_front().expect("checked above").bytes);
             }
             one.is_truncated = bytes.len() > bytes_each;
             one.length = bytes.len().min(bytes_each);

@@ -174,7 +174,7 @@ impl Network {
     }
 
     fn listener(&mut self, key: Key) -> &mut Listening {
-        self.listeners.get_mut(key).expect("listeners stay")
+        self.listeners.get_mut(key).expect("a listener is never removed")
     }
 
     fn take_port(&mut self) -> u16 {
@@ -252,7 +252,7 @@ impl Network {
 
     /// Handles the arrival of a connection at its listener.
     pub fn handle_incoming(&mut self, fate: &Fate, key: Key, end: Key) {
-        let listener = self.listeners.get_mut(key).expect("listeners stay");
+        let listener = self.listeners.get_mut(key).expect("a listener is never removed");
         let Some(server) = self.ends.get_mut(end) else { return };
         if listener.is_closed || listener.queue.len() >= listener.backlog {
             server.send(fate, Arrival::Refused(Errno::CONNREFUSED));

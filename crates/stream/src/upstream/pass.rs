@@ -57,7 +57,7 @@ pub async fn pass_on(session: &mut Session, settings: &ProxySettings) -> u16 {
 /// Tries servers until one is connected. The error is the final status of the session.
 async fn open(session: &Session, settings: &ProxySettings) -> Result<Connected, u16> {
     session.attempts.begin();
-    let pass = settings.pass.as_ref().expect("a server that passes sessions on says where");
+    let pass = settings.pass.as_ref().expect("a server with proxy_pass has a target");
     let Ok(target) = pass.resolve(session).await else { return Err(session::INTERNAL_SERVER_ERROR) };
     let mut attempts = Attempts::new(session, settings, target);
     loop {

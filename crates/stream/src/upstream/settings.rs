@@ -116,7 +116,7 @@ impl ProxySettings {
     /// The client certificate could not be loaded.
     pub async fn tls_client(&self, session: &Session) -> Result<Arc<TlsClient>, NamedFailure> {
         let client = self.tls_client.as_ref().and_then(|client| client.get());
-        let mut client = Arc::clone(client.expect("a server that speaks TLS was prepared for it"));
+        let mut client = Arc::clone(client.expect("a server that uses TLS has its settings"));
         if let Some((certificate, key)) = self.tls_certificate.as_ref().filter(|_| client.needs_certificate()) {
             client = client.with_certificate(&certificate.evaluate(session), &key.evaluate(session)).await?;
         }

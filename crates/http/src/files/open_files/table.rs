@@ -59,7 +59,7 @@ pub(super) struct Found<E>(Guard<Option<Arc<E>>>);
 
 impl<E> Found<E> {
     pub fn arc(&self) -> &Arc<E> {
-        self.0.as_ref().expect("only what is there is found")
+        self.0.as_ref().expect("a found slot is occupied")
     }
 }
 

@@ -132,7 +132,7 @@ impl CheckedReader {
             }
         }
         let Reading { block, is_summed, sum, pieces, is_for_sum_alone, .. } =
-            self.reading.take().expect("it was there a moment ago");
+            self.reading.take().expect("a read is in flight");
         if is_summed && self.blocks.as_ref().is_some_and(|blocks| !blocks.check(block.start, sum.finalize())) {
             return Poll::Ready(Err(ReadError::Damaged));
         }

@@ -475,7 +475,7 @@ impl Http2Connection {
             }
             Event::SettingsAcknowledged | Event::PriorityChanged { .. } => {}
             Event::Data { .. } | Event::Request { .. } | Event::BadRequest { .. } => {
-                unreachable!("data are dealt with apart, and we ask")
+                unreachable!("DATA is handled above, and only a server gets requests")
             }
         }
     }

@@ -83,7 +83,7 @@ pub(in crate::http) fn parse_status(text: &[u8]) -> Option<u8> {
 /// Stores the check of a location until its settings are complete. Returns `false` if the location has one already.
 pub(in crate::http) fn keep(builder: &mut Builder, draft: Draft) -> bool {
     let is_own = |module: &&gale_engine::module::Module| std::ptr::eq(*module, &MODULE);
-    let owner = builder.order.modules.iter().position(is_own).expect("this module is one of them");
+    let owner = builder.order.modules.iter().position(is_own).expect("the order contains this module");
     let make = MODULE.conf.as_ref().expect("it has settings").make;
     let conf = builder.http_mut().confs(draft.scope)[owner].get_or_insert_with(make);
     let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
@@ -125,7 +125,9 @@ impl Question for Draft {
     ) -> Result<(), Failure> {
         let configuration = Rc::clone(request.configuration());
         let conf: &Conf = configuration.http().scope(self.scope).conf_of().expect("its grpc settings");
-        let Some(AddressPass::Fixed(target)) = &conf.pass else { unreachable!("it has passed the configuration") };
+        let Some(AddressPass::Fixed(target)) = &conf.pass else {
+            unreachable!("the configuration requires a fixed target")
+        };
         note_server(request, Arc::clone(&peer.name));
         let head = head(request, conf, &target.authority, target.tls_host.is_some());
         let asking = Asking::Http2 {

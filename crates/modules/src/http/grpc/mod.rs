@@ -143,7 +143,7 @@ const DEADLINE_GRACE: Duration = Duration::from_millis(100);
 
 /// Passes a request on. The error is the status of the response.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
-    let pass = conf.pass.as_ref().expect("there whenever the handler is");
+    let pass = conf.pass.as_ref().expect("a location with this handler has the setting");
     let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
     let (body, length) = gateway::take_body(request, &conf.upstream, true).await?;
     let is_announced = request.header(KnownHeader::ContentLength).is_some();

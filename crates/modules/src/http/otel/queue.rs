@@ -61,7 +61,7 @@ impl Queue {
             }
             batches.push_back(Batch::default());
         }
-        let Some(batch) = batches.back_mut() else { unreachable!("there is one by now") };
+        let Some(batch) = batches.back_mut() else { unreachable!("a batch was pushed above") };
         batch.bytes += span.len();
         batch.spans.push(span);
         if batches.len() > 1 || batches.front().is_some_and(|batch| batch.is_full(limits)) {

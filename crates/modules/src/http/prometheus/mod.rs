@@ -63,7 +63,7 @@ pub static MODULE: Module = Module {
     conf: Some(ConfType {
         make: || Box::new(Conf::default()),
         merge: |conf, outer, _| {
-            let conf = conf.downcast_mut::<Conf>().expect("the module's own");
+            let conf = conf.downcast_mut::<Conf>().expect("settings have their module's type");
             conf.complete(outer.and_then(|outer| outer.downcast_ref()))
         },
         complete_main: |_, _| Ok(()),
@@ -102,7 +102,7 @@ fn prometheus(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Result
 fn prometheus_template(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let name = &statement.args[0];
     let template = Arc::new(Template::read(builder, statement));
-    let templates = Arc::get_mut(&mut conf.templates).expect("shared when all of the text is read");
+    let templates = Arc::get_mut(&mut conf.templates).expect("the map is shared after the whole text is read");
     if templates.insert((**name.text).into(), template).is_some() {
         return Err(Diagnostic::emerg(format!("duplicate Prometheus template \"{}\"", name.text)).at(name.span));
     }

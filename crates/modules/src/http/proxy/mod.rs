@@ -301,7 +301,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
 
 /// Passes a request on. The error is the status of the response.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
-    let pass = conf.pass.as_ref().expect("there whenever the handler is");
+    let pass = conf.pass.as_ref().expect("a location with this handler has the setting");
     // The rare lookup that waits is kept out of this future, whose size every request pays for.
     let resolved;
     let target = match pass.known() {

@@ -237,7 +237,7 @@ impl BodyStream for Document {
         if !self.gathered.is_empty() {
             return Poll::Ready(Some(Ok(self.take_gathered())));
         }
-        Poll::Ready(self.behind.take().expect("it ended the loop"))
+        Poll::Ready(self.behind.take().expect("an item behind the text ended the loop"))
     }
 
     fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {

@@ -96,7 +96,7 @@ impl<K: Kernel> IoUring<K> {
             drop(displaced);
             return Some(Poll::Pending);
         };
-        let mut sending = connection.take_sending().expect("looked at above");
+        let mut sending = connection.take_sending().expect("checked above");
         let sent = result.unwrap_or(0);
         sending.output.consume(sent);
         connection.readiness.note_sent(sent == sending.offered);

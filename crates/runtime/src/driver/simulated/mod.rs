@@ -169,7 +169,7 @@ impl Simulated {
     fn poll_sending(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Option<Poll<io::Result<usize>>> {
         let result = self.with(key, |socket| {
             Some(match socket.sending.as_ref()?.state {
-                SendState::Complete(result) => Some((result, socket.sending.take().expect("looked at above"))),
+                SendState::Complete(result) => Some((result, socket.sending.take().expect("checked above"))),
                 SendState::Waits | SendState::Untold(_) => None,
             })
         });

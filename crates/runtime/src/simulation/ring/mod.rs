@@ -240,7 +240,7 @@ impl SimulatedRing {
         if entry.operation_flags & libc::MSG_DONTWAIT as u32 != 0 && matches!(what, What::Send { .. }) {
             return self.send_at_once(&mut operation, entry.flags & SKIP_SUCCESS != 0);
         }
-        assert_eq!(entry.flags & SKIP_SUCCESS, 0, "only what never waits ends without a word");
+        assert_eq!(entry.flags & SKIP_SUCCESS, 0, "only operations that cannot wait skip their completion");
         let number = self.begun.replace(self.begun.get() + 1);
         match target {
             Target::End(end) => self.world.network.borrow_mut().attach(end, end),

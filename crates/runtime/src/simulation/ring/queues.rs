@@ -109,7 +109,10 @@ impl SimulatedQueues {
         // A loop that has failed receives no calls any more.
         let is_excused = is_refused || std::thread::panicking();
         self.calls_without_doorbell = if has_doorbell || is_excused { 0 } else { self.calls_without_doorbell + 1 };
-        assert!(self.calls_without_doorbell <= CALLS_WITHOUT_DOORBELL_MAX, "calls of other threads are never received");
+        assert!(
+            self.calls_without_doorbell <= CALLS_WITHOUT_DOORBELL_MAX,
+            "no receive for calls of other threads is in flight"
+        );
     }
 }
 
