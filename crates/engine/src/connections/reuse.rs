@@ -44,7 +44,7 @@ pub(super) struct ConnectionSlots<'c> {
 #[derive(Default)]
 pub(super) struct Hand {
     unseen: Cell<Stretch>,
-    /// Time to examine all slots again, because of connections that could not be closed yet.
+    /// Time when connections that could not be closed yet may be closable: all slots are then examined again.
     later: Cell<Option<Moment>>,
     /// Turn that `looks_left` refers to.
     turn: Cell<Option<u64>>,

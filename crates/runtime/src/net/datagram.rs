@@ -144,7 +144,7 @@ impl Datagram {
         self.environment.driver.send_datagrams(self.key, &transmits[..transmits.len().min(BATCH_MAX)])
     }
 
-    /// Ready when there is room to send. One task waits at a time. Errors: no memory in the kernel to wait with.
+    /// Ready when there is room to send. One task waits at a time. Fails if the kernel has no memory for the wait.
     pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.environment.driver.poll_send_ready(self.key, cx)
     }

@@ -158,7 +158,7 @@ impl Stream {
     }
 
     /// Ready when a send would not wait: there is room as the kernel counts it (a third of the buffer, with TCP), or an
-    /// error. It stays ready until the room is used. A system call. Errors: no memory in the kernel to wait with.
+    /// error. It stays ready until the room is used. A system call. Fails if the kernel has no memory for the wait.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.environment.driver.poll_writable(self.key, cx)
     }

@@ -211,7 +211,7 @@ pub(in crate::http) const ROOTS: &[&[&str]] = &[
     &["gale", "datagrams"],
 ];
 
-/// Returns everything that the dashboard shows. Objects that do not exist, as `stream` may not, are left out.
+/// Returns everything that the dashboard shows. Missing objects are left out, such as `stream` without such a block.
 pub(super) fn dashboard(view: &View) -> Map<String, Value> {
     let told = ROOTS.iter().filter_map(|path| Some((path.join("/"), read(view, path, &Fields::All).ok()?)));
     told.collect()
