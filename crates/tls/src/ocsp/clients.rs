@@ -75,7 +75,7 @@ impl OcspCache {
     }
 }
 
-/// Completes the verdict on a client's certificate if that is good so far and the server checks revocation.
+/// Checks revocation of a client's certificate, if the server wants that and the certificate is valid otherwise.
 pub async fn validate(worker: &Rc<Worker>, stream: &TlsStream, log: impl Fn(Level, &str)) {
     let chain = stream.details(|details| {
         let wants = details.server().ocsp_rules().is_some() && details.verdict() == Verdict::Good;

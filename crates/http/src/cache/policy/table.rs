@@ -170,7 +170,7 @@ pub(super) const ROWS: &[Row] = &[
     all("9213 2.1: an invalid one says nothing", &["CDN-Cache-Control: no-store, =", "Cache-Control: max-age=60"],
         Fresh(60)),
     all("9213 2.1: names are in lower case", &["CDN-Cache-Control: No-Store", "Cache-Control: max-age=60"], Fresh(60)),
-    row("9213 2.1: a number that is none", &["CDN-Cache-Control: max-age=a", "Cache-Control: max-age=60"],
+    row("9213 2.1: a lifetime that is no number", &["CDN-Cache-Control: max-age=a", "Cache-Control: max-age=60"],
         Not(Invalid), Fresh(60), Not(Invalid)),
     row("9213 2.1: a number in quotes", &["CDN-Cache-Control: max-age=\"60\"", "Cache-Control: no-store"],
         Not(Invalid), Not(NoStore), Not(Invalid)),

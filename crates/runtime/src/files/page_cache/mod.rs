@@ -62,7 +62,7 @@ const FACT_TIME_BUSY: Duration = Duration::from_millis(24);
 /// not wait if they were evicted. If the kernel cannot be asked, a pool thread checks for them before it reads.
 const IN_DEMAND_TIME: Duration = Duration::from_secs(60);
 
-/// Age of a use from which a part counts as likely to stay: pages that were used once are evicted next.
+/// Minimum age of the first use of a part that is likely to stay in memory: pages that were used once are evicted next.
 const IN_DEMAND_FROM: Duration = Duration::from_secs(2);
 
 /// Checks in flight per device on pool threads. Such a check updates the file's access time, or is made because the
