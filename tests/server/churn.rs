@@ -20,8 +20,8 @@ with_each_driver!(
     reloads_disturb_no_client_on_sockets_of_each_worker,
     a_process_takes_over_from_another_on_a_shared_socket,
     a_process_takes_over_from_another_on_sockets_of_each_worker,
-    a_killed_process_loses_only_what_it_had_on_a_shared_socket,
-    a_killed_process_loses_only_what_it_had_on_sockets_of_each_worker,
+    killed_process_loses_only_its_own_requests_on_a_shared_socket,
+    killed_process_loses_only_its_own_requests_on_sockets_of_each_worker,
 );
 
 const SHARED: &str = "";
@@ -49,12 +49,12 @@ fn a_process_takes_over_from_another_on_sockets_of_each_worker(driver: Driver) {
     a_process_takes_over_from_another(driver, REUSEPORT);
 }
 
-fn a_killed_process_loses_only_what_it_had_on_a_shared_socket(driver: Driver) {
-    a_killed_process_loses_only_what_it_had(driver, SHARED);
+fn killed_process_loses_only_its_own_requests_on_a_shared_socket(driver: Driver) {
+    killed_process_loses_only_its_own_requests(driver, SHARED);
 }
 
-fn a_killed_process_loses_only_what_it_had_on_sockets_of_each_worker(driver: Driver) {
-    a_killed_process_loses_only_what_it_had(driver, REUSEPORT);
+fn killed_process_loses_only_its_own_requests_on_sockets_of_each_worker(driver: Driver) {
+    killed_process_loses_only_its_own_requests(driver, REUSEPORT);
 }
 
 fn configuration(driver: Driver, socket: &str) -> String {
@@ -103,7 +103,7 @@ fn a_process_takes_over_from_another(driver: Driver, socket: &str) {
     server.stop();
 }
 
-fn a_killed_process_loses_only_what_it_had(driver: Driver, socket: &str) {
+fn killed_process_loses_only_its_own_requests(driver: Driver, socket: &str) {
     let mut server = Setup::configuration(&configuration(driver, socket)).start();
     let open = Descriptors::of(&server);
     churn(server.directory.address(1), 0, |churn| {

@@ -55,7 +55,7 @@ fn a_good_configuration_is_told_so_on_standard_error() {
 }
 
 #[test]
-fn quiet_tests_say_only_what_is_wrong() {
+fn quiet_tests_print_only_errors() {
     let directory = directory_with(GOOD);
     let outcome = run(&directory, &["-tq", "-c", "%DIR%/gale.conf"]);
     assert_eq!(outcome, Outcome { success: true, stdout: String::new(), stderr: String::new() });
@@ -390,7 +390,7 @@ fn serve_shows_the_dashboard_if_asked_to() {
 }
 
 #[test]
-fn serve_tells_what_is_no_directory() {
+fn serve_refuses_a_path_that_is_no_directory() {
     let directory = Directory::new();
     let expected = "gale: [emerg] \"%DIR%/none\" is not a directory\n";
     assert_eq!(run(&directory, &["serve", "%DIR%/none"]), failure(expected));

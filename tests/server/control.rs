@@ -88,7 +88,7 @@ fn a_change_that_needs_a_new_process_is_waited_for_too() {
 }
 
 #[test]
-fn all_who_ask_at_once_hear_the_end() {
+fn concurrent_reload_requests_are_all_answered() {
     let server = Server::start(Driver::Epoll, "return 200 one;");
     write(&server.directory, &served("return 200 two;"));
     let asked: Vec<Child> = (0..8).map(|_| begin(&server.directory)).collect();
@@ -143,7 +143,7 @@ fn other_users_are_not_let() {
 }
 
 #[test]
-fn without_a_server_it_is_said_what_is_missing() {
+fn reload_without_a_server_names_the_cause() {
     let server = Server::start(Driver::Epoll, "return 200 one;");
     let directory = Directory::new();
     write(&directory, &served("return 200 one;"));

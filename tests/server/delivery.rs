@@ -23,16 +23,16 @@ with_each_driver!(
     every_way_delivers_the_same,
     pieces_take_the_rung_that_does_not_wait,
     a_pool_that_is_not_there_is_an_error_of_its_request,
-    a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else,
+    full_pool_refuses_only_files_not_in_memory,
     fifos_and_sockets_are_never_waited_for,
-    an_unprivileged_worker_serves_what_it_may_read,
+    unprivileged_worker_serves_readable_files,
     every_file_system_delivers_the_same,
     a_disk_has_the_number_of_its_files,
     a_mount_says_which_reads_are_left_to_threads,
-    a_broken_file_system_costs_only_who_asks_for_it,
+    broken_file_system_delays_only_its_own_requests,
     reads_that_never_end_delay_no_other_requests,
     nor_do_they_hold_up_the_end_of_the_server,
-    nor_do_they_hold_up_what_comes_after_a_worker_that_died,
+    hanging_reads_do_not_delay_the_successor_of_a_dead_worker,
     nor_do_they_keep_an_address_when_the_server_waits_for_a_client,
     nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop,
     nor_does_one_that_an_old_binary_has_left_behind,
@@ -258,7 +258,7 @@ fn a_pool_that_is_not_there_is_an_error_of_its_request(driver: Driver) {
     server.stop();
 }
 
-fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Driver) {
+fn full_pool_refuses_only_files_not_in_memory(driver: Driver) {
     let text = "location /none/ { alias %DIR%/files/; aio threads=none;
             location /none/zip/ { alias %DIR%/files/; gzip on; gzip_types *; }
             location /none/page/ { alias %DIR%/files/; error_page 503 @busy; }
@@ -387,7 +387,7 @@ impl EndWithAlerts for Server {
     }
 }
 
-fn an_unprivileged_worker_serves_what_it_may_read(driver: Driver) {
+fn unprivileged_worker_serves_readable_files(driver: Driver) {
     if !is_root() {
         return skip("only root has files that others do not own");
     }
@@ -639,7 +639,7 @@ fn broken(driver: Driver, root: &Path) -> Server {
     setup.file("files/cold", pattern(300_000)).start()
 }
 
-fn a_broken_file_system_costs_only_who_asks_for_it(driver: Driver) {
+fn broken_file_system_delays_only_its_own_requests(driver: Driver) {
     let Some(mounted) = mount_alone() else { return };
     let server = broken(driver, &mounted.point());
     let content = fuse::content();
@@ -716,7 +716,7 @@ fn nor_do_they_hold_up_the_end_of_the_server(driver: Driver) {
         let Some(mounted) = fuse::FileSystem::mount() else { return };
         // A graceful stop waits for clients.
         let mut server = hanging(driver, &mounted, "worker_shutdown_timeout 1s;").start();
-        let _client = ask_for_what_hangs(&server, &mounted, way);
+        let _client = request_hanging_file(&server, &mounted, way);
         let (address, worker) = (server.directory.address(1), server.worker());
         server.signal(signal);
         assert!(server.wait_exited().success(), "{server}");
@@ -734,7 +734,7 @@ fn nor_do_they_hold_up_the_end_of_the_server(driver: Driver) {
 }
 
 /// The dead process does not end, and the kernel closes none of its descriptors.
-fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
+fn hanging_reads_do_not_delay_the_successor_of_a_dead_worker(driver: Driver) {
     if !has_own_mounts() {
         return;
     }
@@ -747,7 +747,7 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
     for (signal, way, how, stop) in deaths {
         let Some(mounted) = fuse::FileSystem::mount() else { return };
         let mut server = hanging(driver, &mounted, "").start();
-        let _client = ask_for_what_hangs(&server, &mounted, way);
+        let _client = request_hanging_file(&server, &mounted, way);
         let worker = server.worker();
         rustix::process::kill_process(worker, signal).expect("it runs");
         let alert = server.wait_logged(&format!("worker process {worker} has died, but has not exited "));
@@ -785,7 +785,7 @@ fn nor_do_they_keep_an_address_when_the_server_waits_for_a_client(driver: Driver
         return;
     };
     let mut server = hanging(driver, &mounted, "").start();
-    let _client = ask_for_what_hangs(&server, &mounted, "auto");
+    let _client = request_hanging_file(&server, &mounted, "auto");
     let worker = server.worker();
     rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
     server.wait_logged(&format!("worker process {worker} has died, but has not exited "));
@@ -814,7 +814,7 @@ fn nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop(driver: Driver
         return;
     };
     let mut server = hanging(driver, &mounted, "").start();
-    let _client = ask_for_what_hangs(&server, &mounted, "off");
+    let _client = request_hanging_file(&server, &mounted, "off");
     let (address, worker) = (server.directory.address(1), server.worker());
     server.signal(Signal::QUIT);
     server.wait_logged("gracefully shutting down");
@@ -831,7 +831,7 @@ fn nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop(driver: Driver
 fn nor_does_one_that_an_old_binary_has_left_behind(driver: Driver) {
     let Some(mounted) = mount_alone() else { return };
     let mut server = hanging(driver, &mounted, "").start();
-    let _client = ask_for_what_hangs(&server, &mounted, "auto");
+    let _client = request_hanging_file(&server, &mounted, "auto");
     let (address, old, worker) = (server.directory.address(1), server.pid(), server.worker());
     rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
     server.wait_logged(&format!("worker process {worker} has died, but has not exited "));
@@ -872,7 +872,7 @@ fn bind_when_free(address: std::net::SocketAddr) -> std::net::TcpListener {
 fn a_reload_goes_on_without_a_loop_that_waits_for_ever(driver: Driver) {
     let Some(mounted) = mount_alone() else { return };
     let mut server = hanging(driver, &mounted, "").start();
-    let mut client = ask_for_what_hangs(&server, &mounted, "off");
+    let mut client = request_hanging_file(&server, &mounted, "off");
     let configuration = server.directory.read("gale.conf");
     server.reload(&configuration.replace("200 quick", "200 again"));
     server.wait_logged("is stuck, going on without it");
@@ -894,7 +894,7 @@ fn hanging(driver: Driver, mounted: &fuse::FileSystem, more: &str) -> Setup {
 }
 
 /// A client that waits for ever; its request has reached the file system.
-fn ask_for_what_hangs(server: &Server, mounted: &fuse::FileSystem, way: &str) -> Client {
+fn request_hanging_file(server: &Server, mounted: &fuse::FileSystem, way: &str) -> Client {
     let mut client = server.connect();
     client.send(format!("GET /{way}/hangs HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
     mounted.wait_hanging();

@@ -11,10 +11,10 @@ use crate::support::{self, Backend, Driver, Server, Setup, descriptor_limit, ski
 
 with_each_driver!(
     requests_in_the_clear_are_answered_and_logged,
-    the_server_that_a_handshake_names_decides_what_is_offered,
+    server_named_by_a_handshake_decides_the_offered_protocols,
     a_preface_where_http2_is_off_is_a_bad_request,
     many_requests_at_once_get_their_own_answers,
-    files_are_whole_whatever_the_windows,
+    files_are_whole_with_any_windows,
     bodies_are_passed_on_with_their_trailers,
     a_client_that_expects_100_is_told_to_continue,
     unwanted_body_is_discarded_until_its_window_is_used_up,
@@ -25,7 +25,7 @@ with_each_driver!(
     location_with_line_ends_is_the_same_in_all_versions,
     status_that_was_sent_is_logged,
     a_closed_window_holds_one_stream_alone_and_not_for_ever,
-    a_stream_that_is_reset_ends_what_was_done_for_it,
+    reset_stream_ends_its_request,
     a_client_that_leaves_in_the_middle_of_files_leaves_nothing_behind,
     urgent_responses_go_first,
     a_connection_ends_in_two_steps_and_loses_no_request,
@@ -95,7 +95,7 @@ fn requests_in_the_clear_are_answered_and_logged(driver: Driver) {
     server.stop();
 }
 
-fn the_server_that_a_handshake_names_decides_what_is_offered(driver: Driver) {
+fn server_named_by_a_handshake_decides_the_offered_protocols(driver: Driver) {
     let authority = Authority::new("authority");
     let pair = authority.ecdsa(&["on.example", "off.example", "bare.example"]);
     let server = |name: &str, http2: &str, own: &str| {
@@ -184,7 +184,7 @@ fn many_requests_at_once_get_their_own_answers(driver: Driver) {
     server.stop();
 }
 
-fn files_are_whole_whatever_the_windows(driver: Driver) {
+fn files_are_whole_with_any_windows(driver: Driver) {
     let contents: Vec<u8> = (0..700_000u32).flat_map(|number| (number * 7).to_le_bytes()).take(700_001).collect();
     let server = setup(
         driver,
@@ -494,7 +494,7 @@ fn a_closed_window_holds_one_stream_alone_and_not_for_ever(driver: Driver) {
     server.stop();
 }
 
-fn a_stream_that_is_reset_ends_what_was_done_for_it(driver: Driver) {
+fn reset_stream_ends_its_request(driver: Driver) {
     let backend = Backend::tcp();
     let server = proxy(driver, &backend, "");
     let mut client = Http2::unix(&server);

@@ -15,7 +15,7 @@ with_each_driver!(
     a_connection_is_used_again_as_often_as_keepalive_requests_says,
     a_group_that_keeps_no_connections_ends_them_with_their_last_request,
     no_more_idle_connections_are_kept_than_keepalive_says,
-    a_refused_request_is_sent_again_whatever_it_asks_for,
+    refused_request_with_any_method_is_sent_again,
     requests_behind_a_goaway_are_sent_again_and_those_before_it_end,
     a_stream_that_is_reset_is_a_bad_gateway_and_no_other_one_notices,
     a_body_waits_for_the_window_and_not_for_ever,
@@ -25,11 +25,11 @@ with_each_driver!(
     a_client_that_leaves_has_its_stream_reset,
     a_server_that_is_silent_is_left_and_asked_whether_it_is_there,
     a_connection_that_ends_is_told_by_status_or_by_a_broken_body,
-    a_connection_that_cannot_be_made_fails_for_all_who_wait,
+    failed_connection_fails_for_all_waiting_requests,
     faults_of_a_server_are_bad_gateways,
     fields_of_the_connection_in_a_response_are_ignored,
-    interim_responses_and_trailers_hide_what_responses_hide,
-    heads_keep_what_is_theirs_and_lose_what_is_the_connection_s,
+    interim_responses_and_trailers_hide_the_same_fields_as_responses,
+    heads_keep_their_fields_and_lose_those_of_the_connection,
     a_body_of_the_configuration_s_own_and_a_stored_one_are_sent,
     another_server_is_tried,
     a_request_is_written_anew_for_each_server_where_the_location_says_so,
@@ -206,7 +206,7 @@ fn no_more_idle_connections_are_kept_than_keepalive_says(driver: Driver) {
     server.stop();
 }
 
-fn a_refused_request_is_sent_again_whatever_it_asks_for(driver: Driver) {
+fn refused_request_with_any_method_is_sent_again(driver: Driver) {
     let backend = Backend::tcp();
     let server = start(driver, &backend, "");
     let mut client = Http2::unix(&server);
@@ -453,7 +453,7 @@ fn a_connection_that_ends_is_told_by_status_or_by_a_broken_body(driver: Driver) 
     server.stop();
 }
 
-fn a_connection_that_cannot_be_made_fails_for_all_who_wait(driver: Driver) {
+fn failed_connection_fails_for_all_waiting_requests(driver: Driver) {
     let backend = Backend::tcp();
     let address = backend.address().to_owned();
     drop(backend);
@@ -545,7 +545,7 @@ fn fields_of_the_connection_in_a_response_are_ignored(driver: Driver) {
     server.stop();
 }
 
-fn heads_keep_what_is_theirs_and_lose_what_is_the_connection_s(driver: Driver) {
+fn heads_keep_their_fields_and_lose_those_of_the_connection(driver: Driver) {
     let backend = Backend::tcp();
     let location =
         "proxy_set_header X-Own $request_method; proxy_set_header Connection close; proxy_set_header TE gzip;
@@ -669,7 +669,7 @@ fn a_request_is_written_anew_for_each_server_where_the_location_says_so(driver: 
     }
 }
 
-fn interim_responses_and_trailers_hide_what_responses_hide(driver: Driver) {
+fn interim_responses_and_trailers_hide_the_same_fields_as_responses(driver: Driver) {
     let backend = Backend::tcp();
     let text = "proxy_pass_trailers on; early_hints 1; proxy_hide_header X-Hidden;";
     let server = start(driver, &backend, text);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::support::{Client, Driver, Response, Setup, with_each_driver};
 
 with_each_driver!(
-    addresses_decide_who_comes_in,
+    access_is_decided_by_address,
     a_level_with_rules_of_its_own_takes_none_from_outside,
     all_or_any_have_to_be_satisfied,
     other_methods_have_settings_of_their_own,
@@ -18,10 +18,10 @@ with_each_driver!(
     wrong_password_is_delayed,
     a_client_that_leaves_while_it_waits_is_logged,
     slow_password_hash_delays_no_other_requests,
-    trusted_servers_say_who_the_client_is,
+    trusted_servers_set_the_client_address,
     untrusted_address_cannot_set_the_client_address,
     the_client_is_found_behind_several_servers,
-    the_client_is_who_the_proxy_protocol_says,
+    client_address_comes_from_the_proxy_protocol,
 );
 
 /// Status of a request for `path`, a file in the server's directory.
@@ -64,7 +64,7 @@ fn ask(client: &mut Client, method: &str, path: &str, fields: &str) -> Response 
     }
 }
 
-fn addresses_decide_who_comes_in(driver: Driver) {
+fn access_is_decided_by_address(driver: Driver) {
     let server = setup(
         driver,
         "location /a/ { allow unix:; deny all; }
@@ -371,7 +371,7 @@ fn client_of(client: &mut Client, path: &str, fields: &str) -> String {
     response.header("X-Client").unwrap_or_default().to_owned()
 }
 
-fn trusted_servers_say_who_the_client_is(driver: Driver) {
+fn trusted_servers_set_the_client_address(driver: Driver) {
     let server = setup(
         driver,
         &format!(
@@ -432,7 +432,7 @@ fn the_client_is_found_behind_several_servers(driver: Driver) {
     server.stop();
 }
 
-fn the_client_is_who_the_proxy_protocol_says(driver: Driver) {
+fn client_address_comes_from_the_proxy_protocol(driver: Driver) {
     let server = setup(
         driver,
         &format!(

@@ -17,17 +17,17 @@ use crate::support::tls::{AnyCertificate, Tls};
 use crate::support::{self, Backend, DEADLINE, Driver, Server, Setup, http_configuration, skip, with_each_driver};
 
 with_each_driver!(
-    a_certificate_is_obtained_over_http_whatever_other_requests_get,
-    a_certificate_is_obtained_over_tls_whatever_other_handshakes_get,
+    certificate_is_obtained_over_http_whatever_the_configuration_answers,
+    certificate_is_obtained_over_tls_whatever_the_configuration_presents,
     a_certificate_is_obtained_over_an_address_of_stream,
     ocsp_response_is_stapled_to_an_obtained_certificate,
-    a_restart_and_a_reload_keep_what_was_obtained,
+    restart_and_reload_keep_obtained_certificates,
     a_certificate_is_renewed_when_the_issuer_wants_it,
     a_name_that_cannot_be_verified_is_tried_again_after_a_reload,
     an_issuer_that_has_too_much_to_do_is_asked_later,
     an_issuer_that_fails_leaves_everything_as_it_is,
     an_account_is_bound_to_one_that_the_issuer_knows,
-    another_process_answers_what_the_issuer_asks,
+    challenge_is_answered_by_another_process,
     failure_to_obtain_a_certificate_is_logged,
     settings_that_cannot_be_are_errors,
     the_variables_may_be_used_beside_others,
@@ -99,7 +99,7 @@ fn assert_not_trusted(server: &Server, acme: &AcmeServer, name: &str) {
     assert!(session.is_err(), "{server}");
 }
 
-fn a_certificate_is_obtained_over_http_whatever_other_requests_get(driver: Driver) {
+fn certificate_is_obtained_over_http_whatever_the_configuration_answers(driver: Driver) {
     let acme = AcmeServer::start();
     let contacts = "contact admin@a.example; contact mailto:b@a.example;";
     let server = setup(driver, &acme, &format!("{USUAL} {contacts}"), "").start();
@@ -136,7 +136,7 @@ fn a_certificate_is_obtained_over_http_whatever_other_requests_get(driver: Drive
     server.stop();
 }
 
-fn a_certificate_is_obtained_over_tls_whatever_other_handshakes_get(driver: Driver) {
+fn certificate_is_obtained_over_tls_whatever_the_configuration_presents(driver: Driver) {
     let acme = AcmeServer::start();
     let rest = "ssl_verify_client on; ssl_client_certificate %DIR%/root.pem;";
     let refusing = "server { listen %UNIX% ssl default_server; ssl_reject_handshake on; }";
@@ -258,7 +258,7 @@ fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     [head, &content].concat()
 }
 
-fn a_restart_and_a_reload_keep_what_was_obtained(driver: Driver) {
+fn restart_and_reload_keep_obtained_certificates(driver: Driver) {
     let acme = AcmeServer::start();
     let scratch = Scratch::new();
     std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755)).expect("ours");
@@ -413,7 +413,7 @@ fn an_account_is_bound_to_one_that_the_issuer_knows(driver: Driver) {
     server.stop();
 }
 
-fn another_process_answers_what_the_issuer_asks(driver: Driver) {
+fn challenge_is_answered_by_another_process(driver: Driver) {
     for challenge in ["http-01", "tls-alpn-01"] {
         let acme = AcmeServer::start();
         let scratch = Scratch::new();

@@ -14,7 +14,7 @@ with_each_driver!(
     listed_servers_can_be_put_back_with_any_balancing_method,
     impossible_change_is_an_error_and_changes_nothing,
     changes_live_until_a_reload_alters_the_servers,
-    a_state_file_has_what_was_changed,
+    state_file_has_the_changes,
     a_change_that_cannot_be_kept_does_not_happen,
 );
 
@@ -299,7 +299,7 @@ fn changes_live_until_a_reload_alters_the_servers(driver: Driver) {
     server.stop();
 }
 
-fn a_state_file_has_what_was_changed(driver: Driver) {
+fn state_file_has_the_changes(driver: Driver) {
     let (one, two) = (named("one"), named("two"));
     let text = http_configuration(driver, &configuration("state %DIR%/state/app;"));
     let mut server = Setup::configuration(&text).file("state/app", format!("server {};\n", one.address)).start();

@@ -6,7 +6,7 @@ use crate::support::{self, Client, Driver, Server, Setup, with_each_driver};
 with_each_driver!(
     slow_readers_get_every_byte_in_its_order,
     a_consumer_that_stalls_stops_its_sender,
-    a_reader_that_stalls_stops_what_is_echoed_to_it,
+    stalled_reader_stops_its_echo,
     a_tunnel_goes_on_in_one_direction_when_the_other_has_ended,
     discarded_upload_takes_no_memory,
 );
@@ -167,7 +167,7 @@ fn a_consumer_that_stalls_stops_its_sender(driver: Driver) {
     server.stop();
 }
 
-fn a_reader_that_stalls_stops_what_is_echoed_to_it(driver: Driver) {
+fn stalled_reader_stops_its_echo(driver: Driver) {
     let server = one_worker(driver, "location /hello { return 200 hello; } location /echo { test_echo; }").start();
     let mut other = server.connect();
     for mut client in [server.connect(), server.connect_tcp(1)] {

@@ -9,20 +9,20 @@ with_each_driver!(
     a_response_is_stored_and_found_by_its_key,
     uncacheable_response_is_not_stored,
     heuristic_freshness_is_a_part_of_the_age,
-    a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round,
+    head_is_answered_from_a_stored_get_and_the_other_way_round,
     answer_without_body_is_the_same_while_and_after_it_is_stored,
     parts_and_conditions_are_answered_out_of_the_cache,
     parts_and_conditions_are_answered_from_a_response_that_is_not_stored,
     accept_ranges_of_an_error_is_kept,
     variants_are_told_apart_by_the_fields_that_vary_names,
     languages_share_a_variant_in_any_order_where_the_location_says_so,
-    a_304_renews_what_is_stored,
+    renewal_by_304_updates_the_stored_response,
     something_stale_is_used_where_that_is_allowed,
     stale_response_is_refreshed_in_the_background,
     a_response_is_stored_when_it_was_asked_for_min_uses_times,
-    an_early_hint_is_no_part_of_what_is_stored,
+    early_hint_is_not_stored,
     damaged_and_foreign_files_are_never_served,
-    requests_that_change_something_take_away_what_is_stored,
+    unsafe_requests_invalidate_stored_responses,
     purges_are_by_key_prefix_and_tag,
     a_purge_of_a_key_with_variants_holds_after_a_restart,
     a_soft_purge_ends_with_a_304,
@@ -32,7 +32,7 @@ with_each_driver!(
     slices_are_fetched_and_stored_as_they_are_wanted,
     cache_status_tells_how_the_cache_was_used,
     hosts_share_entries_only_where_the_key_says_so,
-    the_default_key_is_what_the_server_is_asked_for,
+    default_key_is_the_request_to_the_server,
     requests_in_a_block_have_the_default_key_of_their_location,
     subrequests_have_entries_of_their_own_by_the_default_key,
     a_response_behind_x_accel_redirect_is_not_found_for_the_first_uri,
@@ -182,7 +182,7 @@ fn heuristic_freshness_is_a_part_of_the_age(driver: Driver) {
     }
 }
 
-fn a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round(driver: Driver) {
+fn head_is_answered_from_a_stored_get_and_the_other_way_round(driver: Driver) {
     let backend = origin();
     let server = caching(driver, &backend, "");
     let mut client = server.connect();
@@ -382,7 +382,7 @@ fn languages_share_a_variant_in_any_order_where_the_location_says_so(driver: Dri
     }
 }
 
-fn a_304_renews_what_is_stored(driver: Driver) {
+fn renewal_by_304_updates_the_stored_response(driver: Driver) {
     let backend = origin();
     let server = caching(driver, &backend, "proxy_cache_revalidate on;");
     let mut client = server.connect();
@@ -447,7 +447,7 @@ fn a_response_is_stored_when_it_was_asked_for_min_uses_times(driver: Driver) {
     server.stop();
 }
 
-fn an_early_hint_is_no_part_of_what_is_stored(driver: Driver) {
+fn early_hint_is_not_stored(driver: Driver) {
     for (more, is_told) in [("", false), ("early_hints 1;", true)] {
         let backend = Backend::tcp().serve(|_, client| {
             client.send("HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n");
@@ -514,7 +514,7 @@ fn md5(text: &str) -> String {
     Md5::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn requests_that_change_something_take_away_what_is_stored(driver: Driver) {
+fn unsafe_requests_invalidate_stored_responses(driver: Driver) {
     let backend = origin();
     let server = caching(driver, &backend, "");
     let mut client = server.connect();
@@ -768,7 +768,7 @@ fn with_default_key(driver: Driver, locations: &str) -> (Serving, Server) {
     (backend, server)
 }
 
-fn the_default_key_is_what_the_server_is_asked_for(driver: Driver) {
+fn default_key_is_the_request_to_the_server(driver: Driver) {
     let locations = "location /variables/ { proxy_pass http://BEHIND/$tenant$uri; }
         location /rewritten/ { rewrite ^/rewritten/(.*)$ /$tenant/$1 break; proxy_pass http://BEHIND; }
         location /replaced/ { proxy_pass http://BEHIND/r/; }

@@ -42,7 +42,7 @@ with_each_driver!(
     a_flipped_bit_of_a_body_is_found_when_it_is_opened,
     a_fill_goes_on_over_a_reload,
     a_304_renews_the_file_of_a_large_entry,
-    the_purger_removes_files_of_what_was_purged,
+    purger_removes_files_of_purged_entries,
     so_much_of_the_disk_stays_free_as_min_free_says,
     caches_go_on_over_a_reload,
 );
@@ -953,7 +953,7 @@ fn a_fill_goes_on_over_a_reload(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-fn the_purger_removes_files_of_what_was_purged(driver: Driver) {
+fn purger_removes_files_of_purged_entries(driver: Driver) {
     let (directory, backend) = (Directory::new(), origin());
     let server = caching(driver, directory.path(), "purger=on", &backend).start();
     server.wait_logged("0 entries");

@@ -6,13 +6,13 @@ use crate::support::{Asked, Backend, Client, Directory, Driver, Response, Server
 
 with_each_driver!(
     requests_wait_for_the_one_that_fetches_the_same,
-    all_read_what_is_coming_at_their_own_pace,
+    readers_of_a_fill_read_at_their_own_pace,
     a_response_is_stored_although_the_memory_that_workers_share_is_full,
     a_response_that_is_stored_is_found_although_an_earlier_one_is_still_coming,
     a_response_goes_into_the_cache_without_its_first_client,
     a_response_goes_into_the_cache_although_its_first_client_leaves_before_the_head,
     slow_first_client_delays_no_others,
-    requests_for_what_may_not_be_stored_do_not_wait_for_each_other,
+    requests_for_uncacheable_responses_do_not_wait_for_each_other,
     a_request_that_has_waited_for_the_lock_timeout_is_answered_and_not_stored,
     a_request_passes_one_that_takes_longer_than_the_lock_age,
     a_response_that_is_cut_off_is_never_stored_as_whole,
@@ -72,7 +72,7 @@ fn requests_wait_for_the_one_that_fetches_the_same(driver: Driver) {
     server.stop();
 }
 
-fn all_read_what_is_coming_at_their_own_pace(driver: Driver) {
+fn readers_of_a_fill_read_at_their_own_pace(driver: Driver) {
     let backend = Backend::tcp();
     let server = by_hand(driver, &backend, "proxy_cache_lock on;");
     let mut first = server.connect();
@@ -199,7 +199,7 @@ fn slow_first_client_delays_no_others(driver: Driver) {
 }
 
 /// Responses that could not be stored are remembered: otherwise `proxy_cache_lock` would serialise their requests.
-fn requests_for_what_may_not_be_stored_do_not_wait_for_each_other(driver: Driver) {
+fn requests_for_uncacheable_responses_do_not_wait_for_each_other(driver: Driver) {
     let backend = Backend::tcp();
     let server = by_hand(driver, &backend, "proxy_cache_lock on;");
     let ask = || {

@@ -184,7 +184,7 @@ const DIFFERENCES: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn nginx_itself_does_what_its_column_says() {
+fn nginx_agrees_with_its_column() {
     let Some(program) = std::env::var_os("GALE_TEST_NGINX") else {
         skip("GALE_TEST_NGINX names no nginx");
         return;

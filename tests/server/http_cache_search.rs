@@ -11,8 +11,8 @@ with_each_driver!(
     the_latest_rules_are_the_only_ones,
     the_rules_of_a_part_that_is_not_stored_do_not_count,
     rules_and_entries_are_there_after_a_restart,
-    purges_reach_what_stands_for_other_queries,
-    a_purge_wins_over_what_comes_with_rules_later,
+    purges_reach_entries_that_stand_for_other_queries,
+    purge_wins_over_a_later_response_with_rules,
     a_request_that_changes_something_takes_it_away,
 );
 
@@ -166,7 +166,7 @@ fn rules_and_entries_are_there_after_a_restart(driver: Driver) {
     server.stop();
 }
 
-fn purges_reach_what_stands_for_other_queries(driver: Driver) {
+fn purges_reach_entries_that_stand_for_other_queries(driver: Driver) {
     let backend = origin();
     let server = caching(driver, "%DIR%/cache", &backend.address, KEY);
     // While there may be unknown files, no entry counts as absent.
@@ -184,7 +184,7 @@ fn purges_reach_what_stands_for_other_queries(driver: Driver) {
     server.stop();
 }
 
-fn a_purge_wins_over_what_comes_with_rules_later(driver: Driver) {
+fn purge_wins_over_a_later_response_with_rules(driver: Driver) {
     let backend = Backend::tcp();
     let server = caching(driver, "%DIR%/cache", backend.address(), KEY);
     let ask = |target: &str| -> (Client, Client) {

@@ -30,7 +30,7 @@ with_each_driver!(
     descriptors_that_run_out_come_back,
     a_request_that_finds_no_descriptor_for_its_server_fails_alone,
     a_client_with_a_path_as_long_as_an_address_is_as_good_as_any,
-    a_server_that_stops_does_not_wait_for_those_who_say_nothing,
+    stopping_server_does_not_wait_for_silent_clients,
 );
 
 const HELLO: &str = "location / { return 200 hello; }";
@@ -461,7 +461,7 @@ fn a_client_with_a_path_as_long_as_an_address_is_as_good_as_any(driver: Driver) 
     server.stop();
 }
 
-fn a_server_that_stops_does_not_wait_for_those_who_say_nothing(driver: Driver) {
+fn stopping_server_does_not_wait_for_silent_clients(driver: Driver) {
     let mut server = one_worker(driver, 1000, HELLO).start();
     let mut clients: Vec<Client> = (0..10).map(|_| server.connect()).collect();
     clients.iter_mut().for_each(assert_hello);

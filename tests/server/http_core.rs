@@ -18,7 +18,7 @@ with_each_driver!(
     texts_may_tell_their_status,
     old_browsers_get_long_pages_and_pages_that_lead_on,
     browsers_that_mishandle_kept_connections_get_none,
-    redirects_say_what_the_settings_want,
+    redirects_follow_the_settings,
     missing_file_is_not_logged_with_log_not_found_off,
     the_rate_may_be_set,
     variables_tell_of_the_connection_and_the_real_root,
@@ -395,7 +395,7 @@ fn browsers_that_mishandle_kept_connections_get_none(driver: Driver) {
     server.stop();
 }
 
-fn redirects_say_what_the_settings_want(driver: Driver) {
+fn redirects_follow_the_settings(driver: Driver) {
     let server = Setup::http(
         driver,
         "server { listen %TCP%; server_name first.example second.example; root %DIR%/root;

@@ -19,7 +19,7 @@ with_each_driver!(
     delete_asks_how_deep_a_path_is,
     collections_are_made_one_by_one,
     copies_keep_rights_and_times,
-    moves_replace_what_is_there_if_they_may,
+    moves_replace_an_existing_target_if_allowed,
     destinations_that_lead_elsewhere_are_refused,
     nothing_is_copied_into_itself,
     only_files_and_directories_are_copied,
@@ -292,7 +292,7 @@ fn copies_keep_rights_and_times(driver: Driver) {
     server.stop();
 }
 
-fn moves_replace_what_is_there_if_they_may(driver: Driver) {
+fn moves_replace_an_existing_target_if_allowed(driver: Driver) {
     let server = start(driver, ALL);
     let html = html(&server);
     server.directory.write("html/other/old", "old");

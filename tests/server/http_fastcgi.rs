@@ -11,7 +11,7 @@ use crate::support::http2::Http2;
 use crate::support::{self, Directory, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
-    an_application_is_told_what_the_parameters_say,
+    application_gets_the_parameters,
     parameters_of_a_scope_take_the_place_of_those_around_it,
     repeated_fields_are_one_parameter,
     the_uri_is_split_into_script_and_path_info,
@@ -184,7 +184,7 @@ fn packaged(name: &str) -> Vec<u8> {
     std::fs::read(format!("{}/../../packaging/{name}", env!("CARGO_MANIFEST_DIR"))).expect("it is there")
 }
 
-fn an_application_is_told_what_the_parameters_say(driver: Driver) {
+fn application_gets_the_parameters(driver: Driver) {
     let application = Application::answering(&usual());
     let text = "server { listen %UNIX%; server_name Example.COM; root %DIR%/html;
          location / { include fastcgi.conf; fastcgi_param EMPTY ''; fastcgi_param NONE $arg_none if_not_empty;

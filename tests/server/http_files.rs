@@ -12,7 +12,7 @@ use crate::support::{self, Client, Driver, Response, Server, Setup, with_each_dr
 
 with_each_driver!(
     files_of_every_size_arrive_whole,
-    head_tells_what_get_would,
+    head_has_the_fields_of_get,
     slow_reader_gets_all_and_delays_no_others,
     a_client_that_disappears_costs_nothing_but_its_connection,
     memory_that_reads_by_threads_have_taken_goes_back,
@@ -79,7 +79,7 @@ fn files_of_every_size_arrive_whole(driver: Driver) {
     server.stop();
 }
 
-fn head_tells_what_get_would(driver: Driver) {
+fn head_has_the_fields_of_get(driver: Driver) {
     let setup = Setup::server(driver, "root %DIR%/files; location /text { return 200 text; }");
     let server = setup.file("files/empty", "").file("files/page.html", pattern(100_000)).start();
     let mut client = server.connect();

@@ -15,7 +15,7 @@ with_each_driver!(
     gzip_is_for_those_that_take_it,
     compressed_response_has_no_length_no_ranges_and_a_weak_tag,
     bodies_of_every_size_are_compressed_whole,
-    gzip_passes_over_what_it_is_not_for,
+    gzip_skips_responses_that_it_does_not_apply_to,
     gzip_proxied_tells_answers_to_proxies_apart,
     gzip_min_length_is_a_size,
     gzip_disable_knows_browsers,
@@ -29,8 +29,8 @@ with_each_driver!(
     a_bomb_is_inflated_as_fast_as_the_client_takes_it,
     gzip_static_sends_the_file_beside,
     strings_are_replaced_wherever_they_stand,
-    replacing_changes_what_the_head_says,
-    a_304_says_of_the_body_what_the_200_said,
+    replacement_changes_the_head,
+    not_modified_response_describes_the_body_as_the_200_does,
     last_modified_of_add_header_goes_with_the_file_s_when_the_body_changes,
     filters_stack_in_nginx_s_order,
     headers_are_added_for_the_usual_statuses_or_always,
@@ -148,7 +148,7 @@ fn bodies_of_every_size_are_compressed_whole(driver: Driver) {
     server.stop();
 }
 
-fn gzip_passes_over_what_it_is_not_for(driver: Driver) {
+fn gzip_skips_responses_that_it_does_not_apply_to(driver: Driver) {
     let locations = "default_type text/html; gzip on;
         location = /short { return 200 nineteen_characters; }
         location = /twenty { return 200 twenty_characters_in; }
@@ -484,7 +484,7 @@ fn strings_are_replaced_wherever_they_stand(driver: Driver) {
     server.stop();
 }
 
-fn replacing_changes_what_the_head_says(driver: Driver) {
+fn replacement_changes_the_head(driver: Driver) {
     let locations = "root %DIR%/files; sub_filter a b;
         location /kept/ { alias %DIR%/files/; sub_filter_last_modified on; }";
     let setup = Setup::server(driver, locations).file("files/page.html", "aa").file("files/empty.html", "");
@@ -525,7 +525,7 @@ fn last_modified_of_add_header_goes_with_the_file_s_when_the_body_changes(driver
 
 /// A cache updates the stored response that has the same validators (RFC 9111 §4.3.4), so a 304 carries the validators
 /// that the filters left (RFC 9110 §15.4.5).
-fn a_304_says_of_the_body_what_the_200_said(driver: Driver) {
+fn not_modified_response_describes_the_body_as_the_200_does(driver: Driver) {
     let locations = "root %DIR%/files; sub_filter a b; ssi_last_modified on; sub_filter_last_modified on;
         location /none/ { alias %DIR%/files/; sub_filter_last_modified off; }
         location /any/ { alias %DIR%/files/; sub_filter_types *; sub_filter_last_modified off; }

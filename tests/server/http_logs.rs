@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::support::{self, DEADLINE, Directory, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
-    a_line_says_what_happened,
+    line_describes_the_request,
     formats_escape_as_they_are_told,
     lines_may_depend_on_the_request,
     logs_are_inherited_repeated_and_turned_off,
@@ -21,11 +21,11 @@ with_each_driver!(
     offences_and_broken_connections_are_logged,
     errors_go_where_the_location_says,
     errors_as_json_have_fields,
-    errors_as_json_are_objects_whatever_a_client_sends,
+    errors_as_json_are_objects_with_any_input,
     every_process_logs_json_where_the_main_context_says_so,
     errors_of_sessions_as_json_have_their_traffic,
     hostile_text_stays_on_its_line,
-    a_compressed_log_is_what_zcat_reads,
+    compressed_log_is_readable_by_zcat,
     the_request_may_decide_which_file_it_is_logged_to,
     files_of_requests_may_stay_open,
     a_log_that_the_request_names_is_only_made_below_an_existing_root,
@@ -33,7 +33,7 @@ with_each_driver!(
     syslog_gets_each_line_as_a_datagram,
     missing_syslog_server_delays_no_requests,
     fifo_without_a_reader_keeps_its_lines_for_one,
-    standard_error_stays_what_it_is_for_those_who_log_there,
+    standard_error_stays_the_same_for_logs_that_use_it,
     logs_without_a_name_are_standard_error,
 );
 
@@ -57,7 +57,7 @@ fn fifo_without_a_reader_keeps_its_lines_for_one(driver: Driver) {
     server.stop();
 }
 
-fn a_line_says_what_happened(driver: Driver) {
+fn line_describes_the_request(driver: Driver) {
     let setup = Setup::http(
         driver,
         "log_format all '$status $body_bytes_sent $request_length $connection_requests $pipe $request_method $uri \
@@ -288,7 +288,7 @@ fn errors_as_json_have_fields(driver: Driver) {
     server.stop();
 }
 
-fn errors_as_json_are_objects_whatever_a_client_sends(driver: Driver) {
+fn errors_as_json_are_objects_with_any_input(driver: Driver) {
     let server = Setup::http(
         driver,
         "log_format uri '$uri';
@@ -383,7 +383,7 @@ fn hostile_text_stays_on_its_line(driver: Driver) {
     server.stop();
 }
 
-fn a_compressed_log_is_what_zcat_reads(driver: Driver) {
+fn compressed_log_is_readable_by_zcat(driver: Driver) {
     let mut server = Setup::http(
         driver,
         "log_format uri '$uri';
@@ -562,7 +562,7 @@ fn missing_syslog_server_delays_no_requests(driver: Driver) {
     server.end(rustix::process::Signal::TERM);
 }
 
-fn standard_error_stays_what_it_is_for_those_who_log_there(driver: Driver) {
+fn standard_error_stays_the_same_for_logs_that_use_it(driver: Driver) {
     let server = Server::start(driver, "root %DIR%; location /here { error_log stderr; } location /there { }");
     assert_eq!((server.get("/here").status, server.get("/there").status), (404, 404));
     server.directory.wait_line("stderr", "/here\" failed (2: No such file or directory)");

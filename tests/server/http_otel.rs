@@ -22,15 +22,15 @@ with_each_driver!(
     a_collector_is_spoken_to_over_tls_and_unix_sockets,
     batches_are_sent_when_they_are_full_and_at_the_end,
     a_batch_is_sent_at_the_interval,
-    settings_of_a_reload_hold_for_what_waits,
-    an_exporter_that_a_reload_removes_sends_what_waits,
+    settings_of_a_reload_apply_to_waiting_spans,
+    exporter_removed_by_a_reload_sends_waiting_spans,
     spans_of_requests_under_way_at_the_end_are_sent,
     contexts_are_taken_passed_on_both_or_neither,
     a_context_that_is_none_is_not_believed,
     requests_are_sampled_by_a_variable,
     requests_are_sampled_by_chance,
     an_id_is_made_for_a_request_without_a_span_where_it_is_told,
-    a_request_has_one_span_whatever_becomes_of_it,
+    request_has_one_span_with_any_outcome,
     names_and_attributes_come_from_variables,
     malformed_utf8_in_attributes_is_replaced,
     a_collector_that_is_gone_costs_the_spans_alone,
@@ -304,7 +304,7 @@ fn a_batch_is_sent_at_the_interval(driver: Driver) {
     server.stop();
 }
 
-fn settings_of_a_reload_hold_for_what_waits(driver: Driver) {
+fn settings_of_a_reload_apply_to_waiting_spans(driver: Driver) {
     let (one, other) = (Collector::new(), Collector::new());
     let text = |exporter: String| {
         format!("{exporter} otel_trace on; server {{ listen %UNIX%; location / {{ return 200 a; }} }}")
@@ -319,7 +319,7 @@ fn settings_of_a_reload_hold_for_what_waits(driver: Driver) {
     server.stop();
 }
 
-fn an_exporter_that_a_reload_removes_sends_what_waits(driver: Driver) {
+fn exporter_removed_by_a_reload_sends_waiting_spans(driver: Driver) {
     let collector = Collector::new();
     let text = "server { listen %UNIX%; location / { return 200 a; } }";
     let exporter = collector.block_with("interval 1h;");
@@ -538,7 +538,7 @@ fn an_id_is_made_for_a_request_without_a_span_where_it_is_told(driver: Driver) {
     server.stop();
 }
 
-fn a_request_has_one_span_whatever_becomes_of_it(driver: Driver) {
+fn request_has_one_span_with_any_outcome(driver: Driver) {
     let collector = Collector::new();
     let server = setup(
         driver,

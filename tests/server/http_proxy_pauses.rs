@@ -11,13 +11,13 @@ use crate::support::http2_server::Http2Server;
 use crate::support::{Backend, Client, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
-    filters_pass_on_what_has_come,
+    filters_pass_on_received_bytes_at_a_pause,
     sub_filter_holds_back_a_possible_beginning_alone,
-    gzip_passes_on_what_came_of_an_unbuffered_response,
+    gzip_passes_on_received_bytes_of_an_unbuffered_response,
     events_are_passed_on_at_once,
     events_are_passed_on_at_once_over_http2,
     events_on_their_way_to_a_cache_are_passed_on_at_once,
-    other_protocols_pass_on_what_has_come,
+    other_protocols_pass_on_received_bytes,
     received_part_of_a_response_that_breaks_off_is_passed_on,
     a_compressed_response_is_read_ahead_of_a_slow_client,
 );
@@ -62,7 +62,7 @@ impl Inflated {
     }
 }
 
-fn filters_pass_on_what_has_come(driver: Driver) {
+fn filters_pass_on_received_bytes_at_a_pause(driver: Driver) {
     let backend = Backend::tcp();
     let setup = Setup::http(
         driver,
@@ -135,7 +135,7 @@ fn sub_filter_holds_back_a_possible_beginning_alone(driver: Driver) {
     server.stop();
 }
 
-fn gzip_passes_on_what_came_of_an_unbuffered_response(driver: Driver) {
+fn gzip_passes_on_received_bytes_of_an_unbuffered_response(driver: Driver) {
     let backend = Backend::tcp();
     let setup = Setup::server(
         driver,
@@ -247,7 +247,7 @@ fn events_on_their_way_to_a_cache_are_passed_on_at_once(driver: Driver) {
     server.stop();
 }
 
-fn other_protocols_pass_on_what_has_come(driver: Driver) {
+fn other_protocols_pass_on_received_bytes(driver: Driver) {
     let backend = Backend::tcp();
     let setup = Setup::server(
         driver,

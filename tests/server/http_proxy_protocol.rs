@@ -4,7 +4,7 @@
 use crate::support::{Backend, Client, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
-    a_line_or_a_binary_header_tells_who_the_client_is,
+    line_or_binary_header_has_the_client_address,
     a_header_may_come_in_pieces_and_with_the_request,
     a_connection_without_a_header_is_closed_unanswered,
     a_connection_whose_address_changes_its_mind_is_closed,
@@ -33,7 +33,7 @@ fn binary(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
     [b"\r\n\r\n\0\r\nQUIT\n", &[command, family][..], &(rest.len() as u16).to_be_bytes(), rest].concat()
 }
 
-fn a_line_or_a_binary_header_tells_who_the_client_is(driver: Driver) {
+fn line_or_binary_header_has_the_client_address(driver: Driver) {
     let server = server(driver);
     let ipv6 =
         [&[0x20, 1, 0xd, 0xb8][..], &[0; 11], &[1], &[0x20, 1, 0xd, 0xb8], &[0; 11], &[2], &[0, 9, 1, 0]].concat();

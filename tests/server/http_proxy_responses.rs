@@ -11,7 +11,7 @@ with_each_driver!(
     fields_of_a_response_are_hidden_and_passed_as_configured,
     the_server_field_is_left_to_the_server_where_it_is_passed,
     the_server_has_a_say_with_x_accel_fields,
-    an_internal_location_answers_what_x_accel_redirect_names,
+    internal_location_answers_the_path_of_x_accel_redirect,
     errors_of_the_server_are_intercepted_where_that_is_configured,
     the_page_of_an_error_keeps_the_last_modified_of_its_server,
     redirects_lead_back_through_the_proxy,
@@ -20,7 +20,7 @@ with_each_driver!(
     one_part_is_cut_out_of_a_body_as_it_comes,
     x_accel_charset_names_the_charset_and_has_the_body_converted,
     trailers_and_early_hints_are_passed_on_where_they_may,
-    interim_responses_and_trailers_hide_what_responses_hide,
+    interim_responses_and_trailers_hide_the_same_fields_as_responses,
 );
 
 fn a_response_is_passed_on_however_it_is_framed(driver: Driver) {
@@ -253,7 +253,7 @@ fn the_page_of_an_error_keeps_the_last_modified_of_its_server(driver: Driver) {
     server.stop();
 }
 
-fn an_internal_location_answers_what_x_accel_redirect_names(driver: Driver) {
+fn internal_location_answers_the_path_of_x_accel_redirect(driver: Driver) {
     let backend = scripted(&[
         (
             "/file",
@@ -500,7 +500,7 @@ fn one_part_is_cut_out_of_a_body_as_it_comes(driver: Driver) {
     server.stop();
 }
 
-fn interim_responses_and_trailers_hide_what_responses_hide(driver: Driver) {
+fn interim_responses_and_trailers_hide_the_same_fields_as_responses(driver: Driver) {
     const HIDDEN: &str = "X-Hidden: 1\r\nX-Accel-Redirect: /secret\r\nX-Accel-Expires: 5\r\nServer: inner\r\n";
     let interim = format!("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nContent-Length: 0\r\n{HIDDEN}\r\n");
     let many = "HTTP/1.1 102 Processing\r\n\r\n".repeat(100);

@@ -18,9 +18,9 @@ use crate::support::{Backend, Client, Driver, Server, Serving, Setup, with_each_
 
 with_each_driver!(
     malformed_requests_are_refused_or_passed_on_in_one_form,
-    odd_chunks_are_passed_on_without_what_is_odd,
+    odd_chunks_are_passed_on_in_the_usual_form,
     a_change_to_h2c_is_not_passed_on,
-    one_host_is_passed_on_whatever_the_client_says,
+    one_host_is_passed_on_with_any_fields_of_the_client,
 );
 
 /// A request inside a body, which must never be treated as one.
@@ -251,7 +251,7 @@ fn malformed_requests_are_refused_or_passed_on_in_one_form(driver: Driver) {
     }
 }
 
-fn odd_chunks_are_passed_on_without_what_is_odd(driver: Driver) {
+fn odd_chunks_are_passed_on_in_the_usual_form(driver: Driver) {
     for more in CONFIGURATIONS {
         let (recorder, server) = start(driver, more);
         for (body, data) in RIGHT_CHUNKS {
@@ -302,7 +302,7 @@ fn a_change_to_h2c_is_not_passed_on(driver: Driver) {
     }
 }
 
-fn one_host_is_passed_on_whatever_the_client_says(driver: Driver) {
+fn one_host_is_passed_on_with_any_fields_of_the_client(driver: Driver) {
     let set = ["", "proxy_set_header Host $host;", "proxy_set_header Host $http_host;"];
     for more in set {
         let (recorder, server) = start(driver, more);

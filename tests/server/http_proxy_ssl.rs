@@ -27,7 +27,7 @@ with_each_driver!(
     the_name_that_is_told_may_be_that_of_the_server_that_was_chosen,
     a_health_check_tells_the_name_of_the_server_that_is_checked,
     a_connection_is_used_again_and_a_session_is_resumed,
-    connections_are_told_apart_by_what_is_asked_of_servers,
+    connections_are_told_apart_by_the_settings_for_servers,
     an_end_without_a_goodbye_is_no_end_of_a_body,
     a_handshake_that_stalls_times_out,
     a_server_that_speaks_no_tls_is_an_error,
@@ -431,7 +431,7 @@ fn a_connection_is_used_again_and_a_session_is_resumed(driver: Driver) {
     }
 }
 
-fn connections_are_told_apart_by_what_is_asked_of_servers(driver: Driver) {
+fn connections_are_told_apart_by_the_settings_for_servers(driver: Driver) {
     let authority = Authority::new("authority");
     let behind = Behind::new(&authority.ecdsa(&["example.com"]));
     let group = format!(

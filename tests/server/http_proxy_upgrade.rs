@@ -15,7 +15,7 @@ with_each_driver!(
     each_direction_ends_on_its_own,
     an_idle_tunnel_ends_after_the_read_timeout,
     a_tunnel_survives_a_reload,
-    the_log_line_of_a_tunnel_tells_what_was_asked_and_what_has_passed,
+    log_line_of_a_tunnel_has_the_request_and_the_bytes_passed,
     the_log_line_of_a_tunnel_has_the_values_that_its_response_had,
     a_tunnel_that_is_closed_under_it_is_logged_like_any_other,
     an_idle_tunnel_takes_little_memory,
@@ -234,7 +234,7 @@ fn a_tunnel_survives_a_reload(driver: Driver) {
     server.stop();
 }
 
-fn the_log_line_of_a_tunnel_tells_what_was_asked_and_what_has_passed(driver: Driver) {
+fn log_line_of_a_tunnel_has_the_request_and_the_bytes_passed(driver: Driver) {
     let backend = Backend::tcp();
     let text = "log_format tunnel '$request|$http_upgrade|$http_x_asked|$sent_http_x_own|$upstream_http_x_own|$status \
         $upstream_status|$upstream_addr|$upstream_bytes_sent $upstream_bytes_received $upstream_response_length|\

@@ -15,14 +15,14 @@ with_each_driver!(
     a_request_under_way_is_processing_and_without_an_answer_discarded,
     figures_outlive_a_reload_and_end_with_their_zone,
     a_reset_begins_anew_and_needs_writing,
-    peers_are_counted_by_what_they_answer,
+    peers_are_counted_by_their_answers,
     sessions_and_their_peers_are_counted,
-    limits_count_what_became_of_requests,
+    limits_count_outcomes_of_requests,
     caches_count_how_they_were_used,
     slices_are_uses_of_a_cache_by_themselves,
     handshakes_are_counted,
     name_servers_are_counted,
-    fields_choose_what_is_told,
+    fields_select_the_reported_values,
     hostile_names_are_escaped,
     the_server_tells_of_itself,
     loops_and_pools_tell_their_times_as_histograms,
@@ -193,7 +193,7 @@ fn answering(status: &'static str) -> Serving {
         .serve(move |_, client| client.try_send(format!("HTTP/1.1 {status}\r\nContent-Length: 5\r\n\r\nhello")).is_ok())
 }
 
-fn peers_are_counted_by_what_they_answer(driver: Driver) {
+fn peers_are_counted_by_their_answers(driver: Driver) {
     let (good, bad) = (answering("200 OK"), answering("500 Oh"));
     let text = format!(
         "upstream app {{ server {}; server {}; }} upstream gone {{ server 127.0.0.1:1 fail_timeout=1h; server {} \
@@ -286,7 +286,7 @@ fn sessions_and_their_peers_are_counted(driver: Driver) {
     server.stop();
 }
 
-fn limits_count_what_became_of_requests(driver: Driver) {
+fn limits_count_outcomes_of_requests(driver: Driver) {
     let text = "limit_req_zone $uri zone=rate:64k rate=1r/m; limit_conn_zone $uri zone=conns:64k;
         server { listen %UNIX%; limit_conn conns 5; limit_req zone=rate; location / { return 200; }
             location /files/ { root %DIR%; } location /dry/ { limit_req_dry_run on; root %DIR%; } }";
@@ -426,7 +426,7 @@ fn name_servers_are_counted(driver: Driver) {
     server.stop();
 }
 
-fn fields_choose_what_is_told(driver: Driver) {
+fn fields_select_the_reported_values(driver: Driver) {
     let server = with_api(driver, SITE).start();
     assert_eq!(
         get(&server, "http/server_zones?fields=requests,processing"),

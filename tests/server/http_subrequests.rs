@@ -7,13 +7,13 @@ use crate::support::{Client, Driver, Gate, Response, Server, Setup, Task, http_c
 
 with_each_driver!(
     includes_run_at_the_same_time_and_come_in_order,
-    a_document_waits_for_what_it_is_told_to_wait_for,
+    document_waits_for_includes_with_wait,
     a_client_that_leaves_takes_the_subrequests_along,
     pages_that_include_themselves_end,
-    commands_do_what_they_say,
-    conditions_choose_what_is_shown,
+    commands_have_their_effects,
+    conditions_choose_the_shown_part,
     mistakes_are_shown_as_the_page_wants,
-    blocks_stand_in_for_what_is_missing_or_empty,
+    blocks_replace_missing_or_empty_includes,
     files_of_any_size_are_included,
     only_the_client_s_request_is_conditional_or_in_parts,
     a_head_is_all_that_a_head_request_starts,
@@ -28,7 +28,7 @@ with_each_driver!(
     answers_of_the_deciding_location_become_variables,
     deciding_is_one_of_several_conditions,
     slow_auth_request_delays_no_others,
-    other_filters_see_what_they_see_in_nginx,
+    other_filters_see_the_same_as_in_nginx,
     client_address_is_known_in_subrequests,
     client_address_set_in_a_subrequest_is_seen_by_all,
     a_place_taken_in_a_subrequest_is_held_until_the_request_is_over,
@@ -36,7 +36,7 @@ with_each_driver!(
     place_of_a_request_is_free_while_its_copy_runs,
     place_taken_by_a_copy_is_held_until_the_copy_is_over,
     the_body_of_a_copied_request_is_read_once,
-    a_stop_waits_for_what_runs_in_the_background,
+    stop_waits_for_background_subrequests,
 );
 
 #[track_caller]
@@ -99,7 +99,7 @@ fn includes_run_at_the_same_time_and_come_in_order(driver: Driver) {
     server.stop();
 }
 
-fn a_document_waits_for_what_it_is_told_to_wait_for(driver: Driver) {
+fn document_waits_for_includes_with_wait(driver: Driver) {
     let waiting = "<!--#include virtual=\"/slow?a\" wait=\"yes\" -->,<!--#include virtual=\"/slow?b\" -->";
     let setting =
         "<!--#include virtual=\"/slow?a\" set=\"x\" -->[<!--#echo var=\"x\" -->]<!--#include virtual=\"/slow?b\" -->";
@@ -158,7 +158,7 @@ fn pages_that_include_themselves_end(driver: Driver) {
     server.stop();
 }
 
-fn commands_do_what_they_say(driver: Driver) {
+fn commands_have_their_effects(driver: Driver) {
     let pages = [
         ("/echo.html?a=<b>%20&empty=", "<!--#echo var=\"arg_a\" -->", "&lt;b&gt;%20"),
         ("/echo2.html?a=<b>", "<!--#echo var=\"ARG_A\" encoding=\"none\" -->|<!--#echo var=\"arg_a\" -->", "<b>|<b>"),
@@ -209,7 +209,7 @@ fn commands_do_what_they_say(driver: Driver) {
     server.stop();
 }
 
-fn conditions_choose_what_is_shown(driver: Driver) {
+fn conditions_choose_the_shown_part(driver: Driver) {
     let page = "<!--#if expr=\"$arg_a = /^(x+)(?<rest>.*)/\" -->regex:<!--#echo var=\"1\" -->:<!--#echo var=\"rest\" \
         -->\
                 <!--#elif expr=\"$arg_a = two\" -->two\
@@ -293,7 +293,7 @@ fn mistakes_are_shown_as_the_page_wants(driver: Driver) {
     server.stop();
 }
 
-fn blocks_stand_in_for_what_is_missing_or_empty(driver: Driver) {
+fn blocks_replace_missing_or_empty_includes(driver: Driver) {
     let page = "<!--#block name=\"one\" -->block of <!--#echo var='uri' --><!--#endblock -->\
                 1<!--#include virtual=\"/missing\" stub=\"one\" -->\
                 2<!--#include virtual=\"/there\" stub=\"one\" -->\
@@ -701,7 +701,7 @@ fn the_body_of_a_copied_request_is_read_once(driver: Driver) {
     server.stop();
 }
 
-fn a_stop_waits_for_what_runs_in_the_background(driver: Driver) {
+fn stop_waits_for_background_subrequests(driver: Driver) {
     let server = setup(driver, "location = /page.html { mirror /slow; }").file("www/page.html", "page").start();
     let gate = Gate::new(&server);
     assert_answer(&server.get("/page.html"), 200, "page");
@@ -750,7 +750,7 @@ fn deciding_is_one_of_several_conditions(driver: Driver) {
     server.stop();
 }
 
-fn other_filters_see_what_they_see_in_nginx(driver: Driver) {
+fn other_filters_see_the_same_as_in_nginx(driver: Driver) {
     let locations = "types { text/html html; text/plain txt; } gzip_min_length 1;
          location = /page.html { ssi on; gzip on; sub_filter text TEXT; sub_filter_once off;
          add_after_body /after.txt; }

@@ -19,7 +19,7 @@ use crate::support::tls::{AnyCertificate, Session, Tls, old_hello};
 use crate::support::{self, Backend, Client, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
-    both_versions_answer_and_say_what_they_are,
+    both_versions_answer_and_name_themselves,
     the_name_of_the_handshake_chooses_the_server,
     a_client_gets_the_certificate_that_it_can_check,
     a_client_comes_back_to_its_session_also_after_a_reload,
@@ -45,7 +45,7 @@ with_each_driver!(
     commands_for_openssl_count_after_directives,
     settings_that_cannot_be_are_errors,
     offers_of_a_client_are_in_variables,
-    clients_are_told_what_a_responder_says,
+    clients_get_the_ocsp_response,
     clients_are_asked_about_at_a_responder,
     long_keys_sign_beside_the_event_loop,
     certificates_are_sent_compressed_to_clients_that_can_have_it,
@@ -92,7 +92,7 @@ fn socket(server: &Server) -> PathBuf {
     server.directory.path().join("gale.sock")
 }
 
-fn both_versions_answer_and_say_what_they_are(driver: Driver) {
+fn both_versions_answer_and_name_themselves(driver: Driver) {
     let world = World::new();
     let server = world.server(
         driver,
@@ -997,7 +997,7 @@ fn base64(bytes: &[u8]) -> String {
     bytes.chunks(3).map(encode).collect()
 }
 
-fn clients_are_told_what_a_responder_says(driver: Driver) {
+fn clients_get_the_ocsp_response(driver: Driver) {
     let world = World::new();
     let setup = |text: &str| {
         let text = format!("server {{ listen %UNIX% ssl; {OWN} ssl_stapling on; {text} return 200 ok; }}");

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::support::{DEADLINE, Directory, Driver, Server, Setup, http_configuration, with_each_driver};
 
 with_each_driver!(
-    a_group_may_be_declared_behind_those_who_refer_to_it,
+    group_may_be_declared_behind_its_references,
     a_peer_that_has_failed_is_left_out_also_after_a_reload,
     idle_connections_are_used_again_after_a_reload,
     addresses_of_a_name_are_there_at_once_after_a_reload,
@@ -52,7 +52,7 @@ fn tried(server: &Server) -> String {
     tried.replace(&format!("unix:{}/", server.directory.path().display()), "")
 }
 
-fn a_group_may_be_declared_behind_those_who_refer_to_it(driver: Driver) {
+fn group_may_be_declared_behind_its_references(driver: Driver) {
     let group = "upstream App { server unix:%DIR%/one; server unix:%DIR%/two weight=2; }";
     let behind = "server { listen %UNIX%; location / { proxy_pass http://aPP; } }";
     let server = Setup::configuration(&one_worker(driver, &format!("{SERVERS}{behind}{group}"))).start();

@@ -24,7 +24,7 @@ with_each_driver!(
     file_is_kept_open_from_min_uses_on_until_it_is_inactive,
     errors_are_kept_only_if_told_so,
     directories_are_kept,
-    max_bounds_what_is_open_and_a_reload_applies_another_one,
+    max_bounds_open_files_and_a_reload_applies_another_max,
     heads_and_bodies_are_of_one_file_while_it_is_replaced,
     bodies_in_memory_have_a_bound_together_and_those_that_go_make_room,
 );
@@ -349,7 +349,7 @@ fn directories_are_kept(driver: Driver) {
     server.stop();
 }
 
-fn max_bounds_what_is_open_and_a_reload_applies_another_one(driver: Driver) {
+fn max_bounds_open_files_and_a_reload_applies_another_max(driver: Driver) {
     let text = |max: &str| format!("server {{ listen %UNIX%; {ROOT} location = /quick {{ return 200 ok; }} {max} }}");
     let mut server = site(Setup::http(driver, &text("open_file_cache max=3;")));
     for number in 0..20 {

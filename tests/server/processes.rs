@@ -36,7 +36,7 @@ with_each_driver!(
     room_for_descriptors_is_made_before_the_loops_start,
     no_process_leaves_a_core_file_unless_the_configuration_says_so,
     connections_may_run_out,
-    the_shutdown_timeout_ends_what_does_not_end,
+    shutdown_timeout_ends_unfinished_requests,
     a_panic_costs_one_connection,
     one_process_does_everything_without_a_master,
     a_new_binary_takes_over,
@@ -921,7 +921,7 @@ fn connections_may_run_out(driver: Driver) {
     server.stop();
 }
 
-fn the_shutdown_timeout_ends_what_does_not_end(driver: Driver) {
+fn shutdown_timeout_ends_unfinished_requests(driver: Driver) {
     let setup = Setup::server(driver, "return 200 hello;").replace(TWO_WORKERS, ONE_WORKER);
     let mut server = setup.replace("daemon off;", "daemon off;\nworker_shutdown_timeout 200ms;").start();
     let mut busy = server.connect();

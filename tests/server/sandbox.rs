@@ -25,7 +25,7 @@ with_each_driver!(
     path_that_begins_with_a_variable_leaves_writing_free,
     kernel_without_landlock_is_told_by_auto_and_refused_by_on,
     sandbox_on_restricts_reading_and_connecting,
-    sandbox_on_serves_what_the_configuration_names,
+    sandbox_on_serves_the_places_of_the_configuration,
     kernel_without_ports_of_landlock_is_told_by_on,
 );
 
@@ -321,7 +321,7 @@ fn sandbox_on_restricts_reading_and_connecting(driver: Driver) {
     server.stop();
 }
 
-fn sandbox_on_serves_what_the_configuration_names(driver: Driver) {
+fn sandbox_on_serves_the_places_of_the_configuration(driver: Driver) {
     let Some(_) = landlock() else { return };
     let locations = "location /root/ { root %DIR%; }
         location /alias/ { alias %DIR%/other/; autoindex on; }
@@ -379,7 +379,7 @@ fn kernel_without_ports_of_landlock_is_told_by_on(driver: Driver) {
 }
 
 #[test]
-fn version_tells_what_the_kernel_has() {
+fn version_names_the_features_of_the_kernel() {
     let output = support::binary(false).arg("-V").output().expect("the binary starts");
     let text = String::from_utf8(output.stderr).expect("text");
     let line = text.lines().find_map(|line| line.strip_prefix("sandbox: ")).expect("a row");

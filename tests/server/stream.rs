@@ -42,8 +42,8 @@ with_each_driver!(
     servers_are_shown_certificates_whose_names_have_variables,
     names_in_first_messages_choose_servers_without_ending_tls,
     a_client_that_says_nothing_is_not_waited_for,
-    connections_are_passed_to_listeners_with_what_was_read,
-    passed_connections_keep_what_is_known_and_held,
+    connections_are_passed_to_listeners_with_the_bytes_read,
+    passed_connections_keep_their_variables_and_limits,
     a_silent_session_ends,
     a_session_goes_on_while_something_passes,
     an_idle_session_takes_little_memory,
@@ -614,7 +614,7 @@ fn a_client_that_says_nothing_is_not_waited_for(driver: Driver) {
     logged(&server, "400 64 0");
 }
 
-fn connections_are_passed_to_listeners_with_what_was_read(driver: Driver) {
+fn connections_are_passed_to_listeners_with_the_bytes_read(driver: Driver) {
     let authority = Authority::new("The authority");
     let pair = authority.ecdsa(&["one.test"]);
     let blocks = "http { access_log off; client_body_temp_path %DIR%/body;
@@ -640,7 +640,7 @@ fn connections_are_passed_to_listeners_with_what_was_read(driver: Driver) {
     server.wait_logged("stream pass cycle while passing connection to port");
 }
 
-fn passed_connections_keep_what_is_known_and_held(driver: Driver) {
+fn passed_connections_keep_their_variables_and_limits(driver: Driver) {
     let blocks = "http { access_log off; client_body_temp_path %DIR%/body;
             server { listen %TCP%; location / { return 200 '$proxy_protocol_addr $server_addr:$server_port'; } } }
         stream { limit_conn_zone $server_port zone=z:64k;

@@ -14,7 +14,7 @@ use crate::support::{DEADLINE, Driver, Setup, http_configuration, with_each_driv
 
 with_each_driver!(
     lines_come_over_tcp_with_their_lengths,
-    server_that_comes_back_gets_what_was_logged_meanwhile,
+    server_that_comes_back_gets_the_lines_logged_meanwhile,
     server_that_hangs_delays_no_request_and_no_other_log,
     lines_come_over_tls_to_a_server_with_the_right_name_alone,
     reload_keeps_the_connection_and_the_master_logs_over_one_of_its_own,
@@ -85,7 +85,7 @@ fn lines_come_over_tcp_with_their_lengths(driver: Driver) {
     server.stop();
 }
 
-fn server_that_comes_back_gets_what_was_logged_meanwhile(driver: Driver) {
+fn server_that_comes_back_gets_the_lines_logged_meanwhile(driver: Driver) {
     let (listener, address) = listen();
     let mut server = logging_to(driver, &format!("tcp://{address}")).start();
     server.get("/before");

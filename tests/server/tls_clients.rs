@@ -11,7 +11,7 @@ use crate::support::{DEADLINE, Driver, Server, Setup, skip, with_each_driver};
 with_each_driver!(
     suites_and_groups_are_spoken_that_keep_secrets_and_no_others,
     old_versions_are_refused_by_their_alert,
-    openssl_negotiates_a_protocol_and_gets_what_a_responder_says,
+    openssl_negotiates_a_protocol_and_gets_the_ocsp_response,
     openssl_comes_back_to_its_session,
     openssl_sends_early_data,
     openssl_asks_in_vain_for_another_handshake,
@@ -183,7 +183,7 @@ fn old_versions_are_refused_by_their_alert(driver: Driver) {
     world.server.stop();
 }
 
-fn openssl_negotiates_a_protocol_and_gets_what_a_responder_says(driver: Driver) {
+fn openssl_negotiates_a_protocol_and_gets_the_ocsp_response(driver: Driver) {
     if !is_installed("openssl") {
         return;
     }

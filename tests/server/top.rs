@@ -18,7 +18,7 @@ use crate::support::{
 };
 
 with_each_driver!(
-    a_page_tells_what_the_server_has_done,
+    page_has_the_figures_of_the_server,
     a_terminal_shows_views_and_takes_keys,
     figures_are_asked_for_at_a_url,
     readers_that_do_not_read_delay_no_others,
@@ -73,7 +73,7 @@ fn page(server: &Server, words: &[&str], is_so: impl Fn(&str) -> bool) -> String
     }
 }
 
-fn a_page_tells_what_the_server_has_done(driver: Driver) {
+fn page_has_the_figures_of_the_server(driver: Driver) {
     let (server, backend) = start(driver);
     let text = page(&server, &[], |text| row(text, "responses 4xx").is_some_and(|cells| cells[0] == "1"));
     assert!(text.starts_with(concat!("gale-", env!("CARGO_PKG_VERSION"), " (nginx ")), "{text}");
@@ -370,7 +370,7 @@ fn answers_that_are_none_are_errors() {
 }
 
 #[test]
-fn without_a_server_or_a_right_it_is_said_what_is_missing() {
+fn missing_server_or_permission_is_named() {
     let server = Server::start(Driver::Epoll, "return 200 one;");
     let nowhere = Directory::new();
     nowhere.write("gale.conf", nowhere.replaced("pid %DIR%/pid; events { } http { }"));

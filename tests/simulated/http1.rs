@@ -382,7 +382,7 @@ fn client_that_sends_too_much_gets_the_answers_before() {
 }
 
 #[test]
-fn a_server_that_ends_finishes_what_it_has_begun() {
+fn server_that_ends_finishes_requests_in_flight() {
     each_world(|simulation, random| {
         simulation.set_faults(Faults::swarm(random));
         add_files(simulation);

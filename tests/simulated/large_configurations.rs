@@ -30,7 +30,7 @@ fn shared_and_own(one: &Scope, other: &Scope) -> (usize, usize) {
 }
 
 #[test]
-fn locations_share_what_they_do_not_mention() {
+fn locations_share_settings_that_they_do_not_mention() {
     let plain: String = (0..1000).map(|number| format!("location /p{number} {{ return 200 p{number}; }}")).collect();
     let configuration =
         build(&format!("server {{ listen %ADDRESS%; {plain} location /f {{ root /f; expires 1h; }} }}"));

@@ -180,7 +180,7 @@ async fn reload(site: &Site<'_>, serving: &mut Serving, services: &str) {
 }
 
 #[test]
-fn every_runs_at_once_then_each_period_and_leaves_out_what_was_missed() {
+fn every_runs_at_once_then_each_period_and_skips_missed_ones() {
     run("service quick every; service slow every slow;", async |_, _| {
         seconds(85).await;
         let all = recorded();
@@ -325,7 +325,7 @@ fn lock_of_which_a_share_is_kept_outlives_the_service() {
 }
 
 #[test]
-fn exclusive_service_runs_in_one_of_two_servers_whatever_happens() {
+fn exclusive_service_runs_in_one_of_two_servers_despite_faults() {
     each_seed(20, |simulation| {
         begin_record();
         let random = Random::new(simulation.seed());

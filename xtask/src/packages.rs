@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_program_are_what_is_linked_and_what_builds_it() {
+    fn parts_of_a_program_are_its_linked_crates_and_its_build_crates() {
         let metadata = metadata();
         let mut parts: Vec<(&str, Part)> = metadata.parts_of("program").into_iter().collect();
         parts.sort_unstable();

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn experiments_have_names_of_their_own_and_tell_what_they_do() {
+    fn experiments_have_unique_names_and_descriptions() {
         for (number, experiment) in EXPERIMENTS.iter().enumerate() {
             assert!(EXPERIMENTS[..number].iter().all(|other| other.name != experiment.name));
             assert!(experiment.does.ends_with('.') && experiment.holds.ends_with('.'), "{}", experiment.name);

@@ -134,7 +134,7 @@ impl Timetable {
         let mut events = Vec::with_capacity(256);
         let mut scratch = vec![0; HEAD_MAX];
         loop {
-            let next_due = self.ask_what_is_due(begun, end, &mut next, |due| {
+            let next_due = self.send_due_requests(begun, end, &mut next, |due| {
                 if due >= counts_from {
                     lateness.record(due.elapsed());
                 }
@@ -186,7 +186,7 @@ impl Timetable {
 
     /// Sends the requests that are due on free connections, and calls `asked` with their due times; on other
     /// connections they wait. Returns the time of the next request, or `None` after the last one.
-    fn ask_what_is_due(
+    fn send_due_requests(
         &mut self,
         begun: Instant,
         end: Instant,

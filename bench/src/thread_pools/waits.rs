@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_has_the_name_of_what_the_kernel_does() {
+    fn wait_is_named_by_the_kernel_s_function() {
         let sendfile = "[<0>] folio_wait_bit_common+0x11d/0x320\n[<0>] filemap_splice_read+0x13b/0x330\n\
                         [<0>] splice_direct_to_actor+0xb4/0x250\n[<0>] do_sendfile+0x37c/0x480\n";
         assert_eq!(kind_of(sendfile), "stale belief");

@@ -246,7 +246,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_back_what_it_writes(seconds in 0..=SECONDS_MAX) {
+        fn written_dates_are_read_back(seconds in 0..=SECONDS_MAX) {
             prop_assert_eq!(parse(&format(seconds)), Some(seconds));
         }
 

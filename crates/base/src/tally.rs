@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_hides_what_was_before_and_changes_no_sum() {
+    fn reset_hides_earlier_counts_and_changes_no_sum() {
         let tally = Tally::<2>::new();
         tally.own().add(0, 3);
         tally.reset();

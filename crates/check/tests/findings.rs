@@ -92,7 +92,7 @@ fn names_that_an_application_is_told() {
 }
 
 #[test]
-fn hosts_that_share_what_is_cached() {
+fn hosts_that_share_cached_responses() {
     let server = |names: &str, more: &str| {
         found(&format!("server_name {names};\nproxy_cache one; location / {{ proxy_pass http://10.0.0.1; {more} }}"))
     };

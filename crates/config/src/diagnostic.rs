@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_count_once_whatever_their_bytes() {
+    fn characters_of_several_bytes_count_once() {
         let text = "root /häuser/x;";
         let start = text.find('x').unwrap() as u32;
         assert_eq!(

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_are_counted_for_whom_they_are_meant() {
+    fn sockets_are_counted_for_the_intended_process() {
         assert_eq!(count_for(7, Some("7"), Some("2")), Ok(2));
         assert_eq!(count_for(7, Some("8"), Some("2")), Ok(0), "our parent's");
         assert_eq!(count_for(7, Some("8"), Some("x")), Ok(0), "our parent's");

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_cut_by_what_it_takes_in_json() {
+    fn report_is_cut_by_its_length_in_json() {
         let texts = ["\0", "\"", "\\", "\n", "\u{1b}", "é", "x"];
         for text in texts {
             let entry = |_| ReportEntry {

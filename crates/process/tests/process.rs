@@ -52,7 +52,7 @@ const TESTS: &[(&str, fn())] = &[
     ("orders_to_the_whole_service_do_not_end_the_helper", orders_to_the_whole_service_do_not_end_the_helper),
     ("a_broken_standard_error_is_no_panic", a_broken_standard_error_is_no_panic),
     ("quit_waits_for_connections", quit_waits_for_connections),
-    ("quit_at_the_start_waits_for_who_is_served_already", quit_at_the_start_waits_for_who_is_served_already),
+    ("quit_at_the_start_waits_for_requests_in_flight", quit_at_the_start_waits_for_requests_in_flight),
     ("quit_is_bounded_by_the_shutdown_timeout", quit_is_bounded_by_the_shutdown_timeout),
     ("a_stuck_loop_does_not_hold_up_a_fast_stop", a_stuck_loop_does_not_hold_up_a_fast_stop),
     ("logs_are_reopened_in_the_middle_of_a_reload", logs_are_reopened_in_the_middle_of_a_reload),
@@ -365,7 +365,7 @@ fn quit_waits_for_connections() {
     server.wait_logged(&format!("worker process {worker} exited with code 0"));
 }
 
-fn quit_at_the_start_waits_for_who_is_served_already() {
+fn quit_at_the_start_waits_for_requests_in_flight() {
     let directory = new_directory();
     let fifo = directory.join("fifo");
     make_fifo(&fifo);

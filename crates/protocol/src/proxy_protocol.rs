@@ -514,7 +514,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_input_is_a_panic_and_what_is_consumed_is_there(mut input: Vec<u8>, is_binary: bool) {
+        fn no_input_panics_and_consumed_bytes_exist(mut input: Vec<u8>, is_binary: bool) {
             if is_binary {
                 input.splice(..0, *SIGNATURE);
             }

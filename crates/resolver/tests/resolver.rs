@@ -634,7 +634,7 @@ fn aliases_without_end_are_given_up() {
 }
 
 #[test]
-fn a_hundred_who_ask_for_one_name_share_a_query_and_its_addresses() {
+fn hundred_lookups_of_one_name_share_a_query_and_its_addresses() {
     run(async {
         let server = Server::start(|query| {
             let mut answer = query.answer();
@@ -753,7 +753,7 @@ fn services_have_servers_by_priority() {
 }
 
 #[test]
-fn a_directive_that_stays_keeps_what_is_known() {
+fn unchanged_directive_keeps_its_cache() {
     run(async {
         let (server, other) = (plain(), plain());
         let settings = |server: &Server| Arc::new(ResolverSettings::new([server.address]));

@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_names_what_the_path_leads_to() {
+    fn watch_names_the_target_of_the_path() {
         let tree = Tree::new("target");
         let Some(watch) = PathWatch::begin(&tree.path("site/./current/../7//page")) else { return };
         let stat = rustix::fs::stat(tree.path("site/releases/7/page")).unwrap();

@@ -421,7 +421,7 @@ mod tests {
     use crate::stall::usage::ThreadUsage;
 
     #[test]
-    fn a_stall_that_ends_before_it_is_filed_is_told_with_what_it_was_at_when_it_was_suspect() {
+    fn stall_that_ends_before_it_is_filed_is_reported_with_its_earlier_work() {
         let inbox = Inbox::new(3).unwrap();
         let mut look = WatchedLoop::new(Arc::clone(&inbox));
         let (began, suspect_at, ended) = (1_000_000, 7_000_000, 13_000_000);

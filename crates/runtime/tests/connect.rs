@@ -82,7 +82,7 @@ fn connect_fast_open_carries_data_and_answer() {
 }
 
 #[test]
-fn connect_over_unix_sockets_passes_over_what_they_do_not_have() {
+fn connect_over_unix_sockets_ignores_options_of_tcp() {
     run(async {
         let directory = Directory::new();
         let address = SocketAddress::unix(directory.path("listen.sock"));

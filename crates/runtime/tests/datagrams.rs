@@ -144,7 +144,7 @@ async fn received_in_batches(socket: &Datagram, count: usize) -> Vec<(Received, 
 }
 
 #[test]
-fn batches_hold_what_arrived_in_order_and_no_memory_while_they_wait() {
+fn batches_hold_datagrams_in_order_and_no_memory_while_they_wait() {
     run(async {
         let server = Datagram::bind(&any_port()).unwrap();
         let client = Datagram::connect(&server.local_address().unwrap()).unwrap();

@@ -163,7 +163,7 @@ fn idle_stream_is_closed_at_the_timeout() {
 }
 
 #[test]
-fn streams_are_closed_with_the_last_who_knows_them() {
+fn streams_are_closed_with_their_last_handle() {
     run_real(async {
         let streams = IdleStreams::<u32>::new(LIMITS);
         let (stream, mut peer) = pair();

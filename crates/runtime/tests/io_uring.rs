@@ -35,7 +35,7 @@ mod wakeups;
 mod written_files;
 
 #[test]
-fn sockets_work_the_same_with_what_older_kernels_have() {
+fn sockets_work_the_same_with_features_of_older_kernels() {
     sockets::common::run_as_on_older_kernels(&[
         "sockets::",
         "connect::",

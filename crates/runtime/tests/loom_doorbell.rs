@@ -114,7 +114,7 @@ fn nor_is_one_of_two() {
 }
 
 #[test]
-fn nor_is_one_who_comes_while_the_loop_wakes_for_another() {
+fn caller_that_comes_while_the_loop_wakes_for_another_is_not_lost() {
     check::<Doorbell>(&[&[1, 2], &[3]], Some(3));
 }
 

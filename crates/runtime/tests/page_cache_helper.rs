@@ -33,7 +33,7 @@ fn main() {
     let (ours, theirs) = pair();
     let mut helper = Helper::start(theirs.try_clone().unwrap());
     files::use_page_cache_helper(ours).unwrap();
-    helper_says_what_is_in_memory();
+    helper_reports_pages_in_memory();
     helper_that_dies_loses_no_read(&mut helper);
     helper_that_is_started_again_answers_on_the_same_socket(theirs);
     println!("test result: ok. 3 passed; 0 failed");
@@ -111,7 +111,7 @@ fn read_unlooked(offset: u64) -> bool {
     })
 }
 
-fn helper_says_what_is_in_memory() {
+fn helper_reports_pages_in_memory() {
     wait_for_answer(0);
     wait_for_answer(5000);
 }

@@ -364,7 +364,7 @@ fn waiting_file_tasks_are_counted_by_device() {
 }
 
 #[test]
-fn a_client_that_floods_a_pool_delays_the_others_by_what_it_has_queued_and_no_more() {
+fn flood_of_a_pool_delays_others_only_by_its_queued_tasks() {
     run(async {
         let pool = ThreadPool::new("test", 1, usize::MAX);
         let (running, release) = block(&pool);
@@ -434,7 +434,7 @@ fn pool_is_found_by_its_name_while_a_handle_is_held() {
 }
 
 #[test]
-fn stopping_does_what_there_is_time_for_and_is_bounded() {
+fn stopping_finishes_tasks_within_a_bounded_time() {
     run(async {
         let pool = ThreadPool::new("test", 1, 10);
         let (running, release) = block(&pool);

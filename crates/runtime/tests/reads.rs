@@ -37,7 +37,7 @@ fn open(directory: &Directory, name: &str, content: &[u8]) -> File {
 }
 
 #[test]
-fn a_hundred_who_want_the_same_piece_cause_one_read() {
+fn hundred_readers_of_one_piece_cause_one_read() {
     let _alone = alone();
     let directory = Directory::new();
     let content = pattern(300_000);
@@ -101,7 +101,7 @@ fn loops_share_reads_and_each_has_its_own_account() {
 }
 
 #[test]
-fn a_read_goes_on_without_the_one_who_began_it_and_ends_with_the_last() {
+fn shared_read_goes_on_without_its_first_reader_and_ends_with_the_last() {
     let _alone = alone();
     let directory = Directory::new();
     let content = pattern(5000);

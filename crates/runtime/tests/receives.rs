@@ -313,7 +313,7 @@ fn closing_an_idle_connection_ends_it() {
 }
 
 #[test]
-fn an_error_comes_after_what_was_received_before_it() {
+fn error_comes_after_the_bytes_received_before() {
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;
         send(&client, b"first").await;

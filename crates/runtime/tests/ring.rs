@@ -260,7 +260,7 @@ fn half_finished_requests_hold_no_buffer_of_the_ring() {
 }
 
 #[test]
-fn buffers_go_back_with_what_came_in_them() {
+fn buffers_are_returned_when_their_bytes_are_consumed() {
     let ring = RingOptions { buffers: 2, ..RingOptions::default() };
     event_loop(with_ring(ring)).run(async {
         let (server, client) = unix_pair();
@@ -675,7 +675,7 @@ async fn full_pair() -> (Stream, Stream, usize) {
 }
 
 #[test]
-fn a_reset_drops_what_was_sent_fire_and_forget() {
+fn reset_drops_fire_and_forget_sends() {
     if !sends_on_ring() {
         return;
     }
@@ -724,7 +724,7 @@ fn reader_gives_up_a_peer_that_cannot_be_answered() {
 }
 
 #[test]
-fn a_stream_that_moves_has_sent_what_was_fire_and_forget() {
+fn stream_that_moves_has_finished_fire_and_forget_sends() {
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;
         warm_up(&server, &client).await;
@@ -830,6 +830,6 @@ fn this_kernel_is_used_as_it_should() {
 }
 
 #[test]
-fn rings_work_the_same_with_what_older_kernels_have() {
+fn rings_work_the_same_with_features_of_older_kernels() {
     run_as_on_older_kernels(&[]);
 }

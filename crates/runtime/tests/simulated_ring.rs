@@ -228,7 +228,7 @@ fn has_all_seeds() -> bool {
 }
 
 #[test]
-fn answers_are_whole_and_in_order_whatever_the_ring_does() {
+fn answers_are_whole_and_in_order_despite_faults_of_the_ring() {
     let (seen, idle) = (RefCell::new(RingFaults::default()), Cell::new(0));
     let errors = RefCell::new(Vec::new());
     each_seed(SEEDS, |simulation| {

@@ -478,7 +478,7 @@ fn accepting_fails_for_want_of_descriptors_and_skips_aborted_connections() {
 }
 
 #[test]
-fn a_stream_moves_with_what_was_received_ahead() {
+fn stream_moves_with_bytes_received_ahead() {
     each_seed(SEEDS, |simulation| {
         let random = Random::new(simulation.seed());
         simulation.set_faults(Faults { completions: 1000, ..Faults::swarm(&random) });
@@ -503,7 +503,7 @@ fn a_stream_moves_with_what_was_received_ahead() {
 }
 
 #[test]
-fn files_are_what_was_put_there_whatever_the_way_of_reading() {
+fn files_have_their_contents_by_every_way_of_reading() {
     each_seed(SEEDS, |simulation| {
         let random = Random::new(simulation.seed());
         simulation.set_faults(Faults::swarm(&random));
@@ -574,7 +574,7 @@ async fn follow(mut reader: GrowingReader) -> (Vec<u8>, GrowingEnd) {
 }
 
 #[test]
-fn written_file_is_whole_for_all_who_follow_it_or_all_are_told_why_not() {
+fn written_file_is_whole_for_all_followers_or_fails_for_all() {
     let (stored, refused) = (Cell::new(0), Cell::new(0));
     each_seed(SEEDS, |simulation| {
         let random = Random::new(simulation.seed());

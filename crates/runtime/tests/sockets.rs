@@ -137,7 +137,7 @@ fn many_small_chunks_leave_in_few_calls_and_in_order() {
 }
 
 #[test]
-fn a_head_that_announces_more_arrives_with_what_follows() {
+fn head_sent_with_more_arrives_with_the_next_bytes() {
     run(async {
         let (server, client) = tcp_pair().await;
         let mut output = Output::new();
@@ -377,7 +377,7 @@ async fn accepted_per_turn(listener: &Listener, clients: usize) -> Vec<usize> {
 }
 
 #[test]
-fn asked_without_waiting_a_listener_gives_what_is_there_beyond_its_batch() {
+fn listener_gives_connections_beyond_its_batch_without_waiting() {
     run(async {
         let listener = Listener::bind(&any_port(), 16, AcceptOptions::default()).unwrap();
         let address = listener.local_address().unwrap().inet().unwrap();

@@ -147,7 +147,7 @@ fn mpsc_senders_are_told_that_the_receiver_has_gone() {
 }
 
 #[test]
-fn notify_wakes_in_order_and_keeps_one_for_whoever_comes() {
+fn notify_wakes_in_order_and_keeps_one_wake_for_the_next_waiter() {
     run(async {
         let notify = Rc::new(Notify::new());
         let woken = Rc::new(RefCell::new(Vec::new()));
@@ -177,7 +177,7 @@ fn notify_wakes_in_order_and_keeps_one_for_whoever_comes() {
 }
 
 #[test]
-fn notify_that_chose_one_who_has_gone_goes_to_the_next() {
+fn notify_for_a_dropped_waiter_goes_to_the_next() {
     run(async {
         let notify = Notify::new();
         let (mut first, mut second) = (notify.notified(), notify.notified());

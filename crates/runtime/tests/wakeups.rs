@@ -118,7 +118,7 @@ fn wakers_used_by_many_threads_are_all_heard() {
 }
 
 #[test]
-fn every_result_of_a_pool_wakes_the_one_who_waits_for_it() {
+fn every_result_of_a_pool_wakes_its_waiter() {
     run_real(async {
         let pool = ThreadPool::new("test", THREADS, usize::MAX);
         in_time(async {

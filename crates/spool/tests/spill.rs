@@ -367,7 +367,7 @@ fn short_pieces_take_no_more_memory_than_their_bytes_and_one_that_is_waited_for_
 }
 
 #[test]
-fn reader_is_woken_by_what_comes_by_the_end_and_by_a_writer_that_breaks_off() {
+fn reader_is_woken_by_bytes_end_and_failure_of_the_writer() {
     let directory = Scratch::new();
     run_without_faults(async {
         for end in ["finish", "fail", "drop"] {
@@ -429,7 +429,7 @@ fn bytes_after_the_reader_has_gone_are_dropped() {
 }
 
 #[test]
-fn reader_gets_all_that_was_appended_whatever_goes_wrong() {
+fn reader_gets_all_appended_bytes_despite_faults() {
     let (spilled, failed, rewritten) = (Cell::new(0), Cell::new(0), Cell::new(0));
     each_seed(SEEDS, |simulation| {
         let directory = Scratch::new();

@@ -273,7 +273,7 @@ fn slow_disk_holds_up_the_writer_and_no_reader() {
 }
 
 #[test]
-fn full_disk_is_told_to_both_ends_and_what_memory_has_is_read() {
+fn full_disk_is_reported_to_both_ends_and_bytes_in_memory_are_read() {
     let directory = Scratch::new();
     let content = pattern(400_000);
     let simulation = Simulation::new(1, Faults::NONE);
@@ -385,7 +385,7 @@ fn panic_while_it_is_stored_is_told() {
 }
 
 #[test]
-fn spool_takes_no_more_than_it_may_and_readers_get_what_it_took() {
+fn spool_takes_no_more_than_its_limit_and_readers_get_all_of_it() {
     let directory = Scratch::new();
     run(async {
         let mut spool = Spool::new(SpoolOptions { length_max: Some(10_000), ..options(&directory, 6000) });
@@ -419,7 +419,7 @@ fn spool_that_gets_no_memory_ends_and_leaves_none() {
 }
 
 #[test]
-fn writer_that_breaks_off_is_told_to_readers_behind_what_there_is() {
+fn failure_of_the_writer_reaches_readers_after_the_existing_bytes() {
     let directory = Scratch::new();
     let content = pattern(100_000);
     let pool = ThreadPool::new("test", 2, 100);
@@ -566,7 +566,7 @@ async fn follow(reader: SpoolReader, random: Random) -> (u64, Vec<u8>, Option<Sp
 }
 
 #[test]
-fn readers_get_all_that_was_appended_whatever_goes_wrong() {
+fn readers_get_all_appended_bytes_despite_faults() {
     let (whole, failed) = (Cell::new(0), Cell::new(0));
     each_seed(SEEDS, |simulation| {
         let directory = Scratch::new();

@@ -163,11 +163,11 @@ impl BlockingTls {
         if self.socket.set_nonblocking(true).is_err() {
             return false;
         }
-        let is_open = self.take_what_came();
+        let is_open = self.take_received();
         self.socket.set_nonblocking(false).is_ok() && is_open
     }
 
-    fn take_what_came(&mut self) -> bool {
+    fn take_received(&mut self) -> bool {
         // Bounded; the next call reads the rest.
         for _ in 0..16 {
             match self.connection.read_tls(&mut self.socket) {

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_name_what_is_wanted() {
+    fn requests_have_the_wanted_names_and_key() {
         let names = ["example.com".to_owned(), "192.0.2.1".to_owned()];
         for kind in [KeyKind::Ecdsa256, KeyKind::Ecdsa384, KeyKind::Ecdsa521, KeyKind::Rsa2048] {
             let key = generate_key(kind).unwrap();

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_forgets_what_is_old_unused_or_too_much() {
+    fn cache_evicts_old_unused_and_surplus_entries() {
         let cache = CertificateCache::new(2, Duration::from_secs(10), Duration::from_secs(60));
         let start = Moment::from_nanos(1);
         let at = |seconds| start + Duration::from_secs(seconds);

@@ -337,7 +337,7 @@ mod tests {
     /// Lines `EXPRESSION => SUITE ...`, from `openssl ciphers -s -tls1_2 EXPRESSION` (3.0), limited to the supported
     /// suites.
     #[test]
-    fn expressions_mean_what_openssl_says() {
+    fn expressions_agree_with_openssl() {
         const SHORT: [(&str, &str); 6] = [
             ("E256", "ECDHE-ECDSA-AES256-GCM-SHA384"),
             ("R256", "ECDHE-RSA-AES256-GCM-SHA384"),

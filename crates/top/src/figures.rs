@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_bounds_of_what_came_between() {
+    fn quantiles_are_bounds_of_the_values_between() {
         let times = |text: &str| serde_json::from_str::<Times>(text).unwrap();
         let early = times(r#"{"count":4,"sum":1,"buckets":{"1":4,"16":4,"inf":4}}"#);
         let late = times(r#"{"count":104,"sum":1,"buckets":{"1":94,"16":103,"inf":104}}"#);

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_keeps_what_the_others_do_not_need() {
+    fn worker_keeps_permits_that_the_others_do_not_need() {
         run(async || {
             let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 2), Server::start());
             for _ in 0..5 {
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_keeps_its_own_number_and_others_give_up_what_is_more() {
+    fn worker_keeps_its_own_number_and_others_give_up_the_surplus() {
         run(async || {
             let (worker, other, pool, mut server) = (worker(), worker(), Pool::new(SETTINGS, 2), Server::start());
             let key = server.key(0);

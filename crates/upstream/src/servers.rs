@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_file_goes_before_what_was_changed_unless_it_was_read_before() {
+    fn state_file_overrides_changes_unless_it_was_read_before() {
         let mut known = KnownServers::default();
         let before = vec![server(1, 1)];
         known.settle(&before, true);

@@ -466,7 +466,7 @@ fn requests_in_flight_make_a_peer_slower() {
 }
 
 #[test]
-fn chance_goes_by_weight_and_passes_over_who_is_down() {
+fn random_choice_follows_weights_and_skips_peers_that_are_down() {
     EventLoop::new(LoopOptions::default()).unwrap().run(async {
         let servers = vec![server(1, "weight=3"), server(2, "weight=1"), server(3, "down weight=4")];
         let group = group(by(Balance::Random(None)), servers);
@@ -556,7 +556,7 @@ impl Group {
 }
 
 #[test]
-fn a_new_list_keeps_what_is_known_of_the_peers_that_stay() {
+fn new_list_keeps_the_state_of_remaining_peers() {
     let group = group_of(IN_TURN, vec![server(1, "max_conns=1")], vec![resolved()]);
     group.find(&[2, 3]);
     let held = group.select_by(b"").next_at(START).unwrap();

@@ -664,7 +664,7 @@ mod tests {
     }
 
     #[test]
-    fn handshakes_are_counted_by_what_became_of_them() {
+    fn handshakes_are_counted_by_result() {
         let zone = ServerZone::default();
         use Shaken::{CertificateRejected, Failed, Full, NoCommonCipher, NoCommonProtocol, Resumed, TimedOut};
         let all = [Full, Resumed, Failed, TimedOut, NoCommonProtocol, NoCommonCipher, CertificateRejected];

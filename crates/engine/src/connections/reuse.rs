@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn one_socket_s_search_is_not_led_astray_by_what_another_accepts() {
+    fn search_of_one_socket_is_unaffected_by_accepts_of_another() {
         for lonely in (0..MANY).step_by(97) {
             let mut worker = Worker::new(vec![None; MANY]);
             worker.may_close_at[lonely] = Some(second(1));

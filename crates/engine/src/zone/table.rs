@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_says_so_and_takes_what_fits_again() {
+    fn full_table_refuses_and_takes_entries_that_fit_again() {
         let mut table = Table::<Value>::new(4 * BLOCK_COST);
         let long = [1; KEY_BYTES + 2 * KEY_MORE_BYTES];
         table.insert(&key(&long), [0; 3]).unwrap();
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_a_map_whatever_is_done_to_it() {
+    fn table_behaves_as_a_map_after_any_operations() {
         let mut table = Table::<u32>::new(64 * BLOCK_COST);
         let mut model: HashMap<Vec<u8>, u32> = HashMap::new();
         let mut random = 1_u32;

@@ -270,7 +270,7 @@ mod tests {
     use crate::cache::search::SearchKey;
 
     #[test]
-    fn purges_are_about_what_is_older() {
+    fn purges_apply_to_older_responses() {
         let purges = Purges::default();
         purges.add_tag(7, 100, false);
         purges.add_tag(8, 100, true);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_meet_what_an_entry_with_rules_may_stand_for() {
+    fn prefix_purges_match_entries_with_rules() {
         let rules = SearchRules::parse([&b"params=(\"utm\")"[..]]).unwrap();
         let entry = SearchKey::of_target(b"http://a", b"/x?utm=1&b=2").unwrap().entry(&rules, 7).unwrap();
         let judge = |prefix: &str, key: &[u8]| {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_at_every_file_leaves_only_what_is_soft() {
+    fn check_of_every_file_leaves_only_soft_purges() {
         let purges = Purges::default();
         purges.add_tag(7, 100, false);
         purges.add_tag(7, 90, true);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn purges_beyond_the_bound_purge_only_what_is_as_old_as_their_older_half() {
+    fn purges_beyond_the_bound_purge_only_entries_as_old_as_their_older_half() {
         let purges = Purges::default();
         for tag in 1..=PURGES_MAX as u64 + 1 {
             purges.add_tag(tag, tag, false);

@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_what_a_slow_client_takes_in_a_tenth_of_a_second() {
+    fn pieces_shrink_to_a_tenth_of_a_second_for_a_slow_client() {
         let any = FileOptions::default;
         // 1 Mbit/s, half of that, and nearly nothing.
         assert_eq!([8, 16, 1000].map(|milliseconds| last_pieces(milliseconds, true, any())), [16, 8, 4]);

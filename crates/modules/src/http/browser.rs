@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn unlisted_browsers_are_what_is_said_of_them() {
+    fn unlisted_browsers_follow_the_setting() {
         let unlisted = conf(&[], true, &["Lynx", "MSIE 5"], false);
         assert_ages(&unlisted, &[MSIE_6, FIREFOX, ""], &[MSIE_5_5, LYNX]);
         assert_eq!(unlisted.age_of(None), Age::Modern);

@@ -698,7 +698,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_gathered_of_what_is_too_long_for_one_piece() {
+    fn body_too_long_for_one_piece_is_not_gathered() {
         assert_eq!(gather_max(1, Some(125_000), Some(125_000), usize::MAX), 125_000);
         assert_eq!(gather_max(1, Some(125_001), Some(125_001), usize::MAX), 0);
         assert_eq!(gather_max(1, None, None, usize::MAX), GATHERED_MAX_OF_STREAM);

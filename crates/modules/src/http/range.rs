@@ -466,7 +466,7 @@ mod tests {
         }
 
         #[test]
-        fn the_announced_length_is_that_of_what_is_sent(firsts in prop::collection::vec(0..20_u64, 2..9)) {
+        fn announced_length_matches_the_sent_bytes(firsts in prop::collection::vec(0..20_u64, 2..9)) {
             let ranges: Vec<_> = firsts.into_iter().map(|first| first..20).collect();
             for body in bodies() {
                 let mut head = head();

@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_found_whatever_their_case_and_wherever_pieces_end() {
+    fn strings_are_found_in_any_case_and_across_pieces() {
         let pairs = [("</HEAD>", "<x></head>"), ("b", "")];
         let text = b"<head></hEaD>abc</head";
         for cut in 0..text.len() {

@@ -491,7 +491,7 @@ mod tests {
     const UID: Uid = Uid([127, 0, 0, 1, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 2]);
 
     #[test]
-    fn a_cookie_is_what_mod_uid_reads() {
+    fn cookie_has_the_form_of_mod_uid() {
         let encoded = UID.encoded();
         assert_eq!(encoded, b"fwAAAQUGBwgJCgsMDQ4PAg==");
         assert_eq!(Uid::read(&encoded[..ENCODED_BYTES]), Some(UID));
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_says_what_is_set() {
+    fn field_has_the_set_parameters() {
         let mut conf = conf();
         let text = |conf: &Conf, known: &Known| String::from_utf8(conf.field(UID, known, 784_111_777)).unwrap();
         assert_eq!(text(&conf, &Known::default()), "uid=fwAAAQUGBwgJCgsMDQ4PAg==; path=/");

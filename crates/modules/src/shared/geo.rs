@@ -490,7 +490,7 @@ mod tests {
         }
 
         #[test]
-        fn ranges_say_what_was_said_last_of_an_address(
+        fn last_range_with_an_address_counts(
             rows in prop::collection::vec((0..48_u32, 0..48_u32, 1..5_u32, prop::bool::weighted(0.2)), 0..40),
         ) {
             // Around the border of two blocks, where ranges are divided.

@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_zone_forgets_who_was_seen_last_longest_ago() {
+    fn full_zone_evicts_the_least_recently_used_entry() {
         let zone = Zone::<Bucket>::new(32 * 1024);
         let insert = |number: u32, now_ms| {
             let name = number.to_be_bytes();

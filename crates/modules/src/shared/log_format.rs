@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_escaping_shows_what_could_be_mistaken() {
+    fn default_escaping_escapes_ambiguous_characters() {
         let default = |value: &[u8]| escaped(Escaping::Default, Some(value));
         assert_eq!(default(b"plain ~"), b"plain ~");
         assert_eq!(default(b"a\"b\\c"), br"a\x22b\x5Cc");

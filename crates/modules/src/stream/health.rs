@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_the_beginning_of_what_comes() {
+    fn text_matches_the_beginning_of_the_answer() {
         let expect = Expect::Text(b"+OK".to_vec());
         assert_eq!(expect.judge(b"+OK ready"), Verdict::Good);
         assert_eq!((expect.judge(b""), expect.judge(b"+O")), (Verdict::NeedMore, Verdict::NeedMore));

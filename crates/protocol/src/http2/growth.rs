@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_grows_while_it_is_what_limits_the_peer() {
+    fn window_grows_while_it_limits_the_peer() {
         let at = |milliseconds: u64| milliseconds * 1_000_000;
         let far = || Some(Duration::from_millis(50));
         let mut growth = WindowGrowth::new(64 * 1024, at(0));

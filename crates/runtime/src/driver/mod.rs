@@ -414,7 +414,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_of_kernels_are_read_whatever_follows_them() {
+    fn kernel_versions_are_read_with_any_suffix() {
         assert_eq!(parse_version("6.1.0-50-cloud-amd64"), (6, 1));
         assert_eq!(parse_version("6.13-rc2"), (6, 13));
         assert_eq!(parse_version("5.4+"), (5, 4));

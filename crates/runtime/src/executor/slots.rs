@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_goes_back_and_old_keys_find_nothing_in_what_comes_after() {
+    fn memory_is_returned_and_old_keys_find_no_new_entries() {
         let mut slots = Slots::new();
         let old: Vec<Key> = (0..10 * CHUNK).map(|value| slots.insert(value)).collect();
         assert_eq!(slots.allocated, 10);

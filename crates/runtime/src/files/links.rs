@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn links_to_what_their_owner_owns_are_passed() {
+    fn links_to_files_of_their_owner_are_followed() {
         let directory = Directory::new();
         symlink("/etc/passwd", directory.0.path().join("foreign")).unwrap();
         symlink("nowhere", directory.0.path().join("dangling")).unwrap();

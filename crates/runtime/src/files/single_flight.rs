@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn all_who_join_get_the_result_of_one_computation() {
+    fn all_waiters_get_the_result_of_one_computation() {
         let single_flight: Numbers = SingleFlight::new();
         let begun = AtomicU32::new(0);
         let join = || {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_who_leaves_drops_the_computation() {
+    fn last_waiter_that_leaves_drops_the_computation() {
         let single_flight: Numbers = SingleFlight::new();
         let held = Arc::new(());
         let join = || {

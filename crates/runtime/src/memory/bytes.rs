@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_knows_what_other_threads_have_given_back() {
+    fn limit_counts_memory_returned_by_other_threads() {
         alone(|| {
             crate::set_leased_bytes_max(4096);
             let bytes = frozen(&[1; 4096]);
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_what_slices_are() {
+    fn pieces_agree_with_slices() {
         for length in [0, 1, SHORT_MAX, SHORT_MAX + 1, 1000] {
             let text: Vec<u8> = (0..length).map(|number| number as u8).collect();
             for bytes in [Bytes::copy_from_slice(&text), text.clone().into(), Bytes::from_owner(text.clone())] {

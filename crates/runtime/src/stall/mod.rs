@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_tells_what_it_is_at() {
+    fn turn_reports_its_current_work() {
         fn name<T>(_: T) -> Name {
             std::any::type_name::<T>
         }
@@ -412,11 +412,11 @@ mod tests {
         let turns = Turns::new();
         assert_eq!(turns.at(), "");
         turns.note(name(work()));
-        assert_eq!(turns.at(), concat!(module_path!(), "::a_turn_tells_what_it_is_at::work"));
+        assert_eq!(turns.at(), concat!(module_path!(), "::turn_reports_its_current_work::work"));
     }
 
     #[test]
-    fn a_loop_tells_by_its_own_usage_what_held_up_a_turn_that_is_over() {
+    fn loop_reports_the_cause_of_a_finished_stall_by_its_own_usage() {
         let usage = |millis, voluntary_switches, involuntary_switches| ThreadUsage {
             run: Duration::from_millis(millis),
             voluntary_switches,

@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_was_removed_and_set_again_wakes_who_waited_meanwhile() {
+    fn deadline_removed_and_set_again_wakes_the_waiter() {
         let mut wheel = Wheel::new(ticks(0));
         let key = wheel.insert();
         wheel.arm(key, ticks(50), Waker::noop());

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn status_is_told_by_whom_the_issuer_lets_sign() {
+    fn status_is_accepted_from_signers_of_the_issuer() {
         assert_eq!(read(OF_GOOD, GOOD), Ok(CertificateStatus::Good));
         assert_eq!(read(OF_REVOKED, REVOKED), Ok(CertificateStatus::Revoked));
         assert_eq!(read(OF_DELEGATE, GOOD), Ok(CertificateStatus::Good));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn no_change_of_what_is_signed_is_taken() {
+    fn changed_signed_bytes_are_refused() {
         let signed = Parts::of(basic_response(OF_GOOD).unwrap()).unwrap().signed;
         let start = OF_GOOD.windows(signed.len()).position(|window| window == signed).unwrap();
         for place in 0..OF_GOOD.len() {

@@ -28,7 +28,7 @@ const DIFFERENCES: [(&str, Option<i64>); 3] = [
 const TRIES: usize = 5;
 
 #[test]
-fn nginx_itself_does_what_its_column_says() {
+fn nginx_agrees_with_its_column() {
     let Some(program) = std::env::var_os("GALE_TEST_NGINX") else {
         crate::skips::skip("GALE_TEST_NGINX names no nginx");
         return;

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_that_come_answer_those_whom_they_suit() {
+    fn arriving_response_answers_the_requests_that_it_suits() {
         let usual = Coming { lifetime: lived(0, 60), purged: Verdict::Valid, is_readable: true };
         let rows = [
             ("fresh", usual, "", true),

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_table_keeps_to_its_bound_and_forgets_what_is_not_wanted() {
+    fn large_table_keeps_its_bound_and_evicts_unused_entries() {
         static NAMES: OnceLock<Vec<String>> = OnceLock::new();
         let names = NAMES.get_or_init(|| (0..5000).map(|number| format!("/file/{number}")).collect());
         let table = Table::new(1000);

@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_leave_out_what_is_not_named() {
+    fn unnamed_fields_are_left_out() {
         let value = || json!({ "a": 1, "b": { "c": 2 } });
         assert_eq!(Fields::of(None).keep(value()), value());
         assert_eq!(Fields::of(Some(b"b,x")).keep(value()), json!({ "b": { "c": 2 } }));

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_user_is_what_precedes_the_colon() {
+    fn user_is_the_part_before_the_colon() {
         let user = |value: &str| {
             let mut out = b"-".to_vec();
             let is_there = append_user(value.as_bytes(), &mut out);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_password_is_what_follows_it() {
+    fn password_is_the_part_after_the_colon() {
         let password = |value: &str| Credentials::parse(value.as_bytes()).unwrap().password().to_vec();
         assert_eq!(password("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="), b"open sesame");
         assert_eq!(password("Basic QWxhZGRpbjo="), b"");

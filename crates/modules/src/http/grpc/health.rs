@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_whatever_stands_beside_the_status() {
+    fn answer_is_read_with_unknown_fields_beside_the_status() {
         let answer = |message: &[u8]| serving_status(&[&[0, 0, 0, 0, message.len() as u8], message].concat());
         assert_eq!(answer(b""), Some(0));
         assert_eq!(answer(b"\x08\x01"), Some(1));

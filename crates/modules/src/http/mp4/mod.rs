@@ -355,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_a_multiple_of_what_a_second_has() {
+    fn limit_is_a_multiple_of_the_bytes_of_a_second() {
         let seconds = Duration::from_secs;
         assert_eq!(Limit::new(1_000_000, 100_000, 1_100, seconds(60)), Limit { per_second: 11_000, after: 600_000 });
         assert_eq!(Limit::new(10, 1_000_000, 1_000, seconds(0)), Limit { per_second: 1, after: 0 });

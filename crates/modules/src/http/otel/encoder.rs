@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_what_the_definitions_say_byte_by_byte() {
+    fn span_follows_the_definitions_byte_by_byte() {
         let begin = Begin {
             trace_id: &[1, 2],
             span_id: &[3],
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_those_of_what_is_written() {
+    fn lengths_match_the_written_bytes() {
         let of = |number: u64| {
             let mut encoder = SpanEncoder(Vec::new());
             encoder.varint(number);

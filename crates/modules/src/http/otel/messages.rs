@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_what_the_definitions_say_byte_by_byte() {
+    fn message_follows_the_definitions_byte_by_byte() {
         let span = b"as it is encoded";
         let resource = Resource { attributes: vec![KeyValue::text("a", b"\xff")] };
         let scope = InstrumentationScope { name: "s".to_owned(), version: String::new() };

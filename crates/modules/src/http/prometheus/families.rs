@@ -1121,7 +1121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_have_names_of_their_own_and_say_what_they_are() {
+    fn families_have_unique_names_and_help() {
         let mut names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
         assert!(names.iter().all(|name| name.starts_with("gale_") && !name.ends_with("_total")));
         assert!(FAMILIES.iter().all(|family| family.help.ends_with('.')));

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn restricted_ring_refuses_what_is_not_of_the_driver() {
+    fn restricted_ring_refuses_operations_outside_of_the_driver() {
         let (restricted, free) = (RingOptions::default(), RingOptions { is_restricted: false, ..Default::default() });
         let other = opcode::Nop::new().build();
         match result_of(&restricted, &other) {

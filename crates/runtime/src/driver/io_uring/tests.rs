@@ -64,7 +64,7 @@ fn send_into_full_socket(driver: &IoUring, key: Key, is_fire_and_forget: bool) {
 }
 
 #[test]
-fn the_memory_of_a_send_stays_until_its_own_completion_whatever_comes_before() {
+fn memory_of_a_send_stays_until_its_own_completion() {
     let Some(driver) = driver(&RingOptions::default()) else { return };
     for is_fire_and_forget in [false, true] {
         let (key, peer) = attach(&driver);
@@ -102,7 +102,7 @@ fn a_cancellation_that_found_nothing_is_made_again_although_the_connection_is_cl
 }
 
 #[test]
-fn a_loop_that_ends_waits_for_what_closed_connections_have_in_flight() {
+fn loop_that_ends_waits_for_operations_of_closed_connections() {
     let Some(driver) = driver(&RingOptions::default()) else { return };
     let (key, mut peer) = attach(&driver);
     send_into_full_socket(&driver, key, false);

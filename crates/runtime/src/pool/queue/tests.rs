@@ -188,7 +188,7 @@ fn uncounted_job_takes_no_room() {
 }
 
 #[test]
-fn a_smaller_pool_still_lends_to_others_what_a_device_holds() {
+fn smaller_pool_still_lends_for_threads_held_by_a_device() {
     let mut queue = FairQueue::new(8, 8);
     submit_all(&mut queue, A, 0..8);
     assert_eq!(take_all(&mut queue).len(), 8);
@@ -200,7 +200,7 @@ fn a_smaller_pool_still_lends_to_others_what_a_device_holds() {
 }
 
 #[test]
-fn a_smaller_pool_remembers_who_hangs_when_another_one_had_more_than_its_share_too() {
+fn smaller_pool_remembers_a_hanging_device_beside_another_over_its_share() {
     for b_runs in 0..20 {
         let mut queue = FairQueue::new(64, 64);
         submit_all(&mut queue, A, 0..40);
