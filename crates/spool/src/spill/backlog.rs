@@ -14,7 +14,7 @@ use std::rc::Weak;
 use gale_runtime::leased_bytes_max;
 
 use super::state::Shared;
-use crate::spool::state::QUEUED_BYTES_MAX;
+use crate::state::QUEUED_BYTES_MAX;
 
 /// Waiting bytes that suffice to keep a disk busy.
 const USEFUL_BYTES_MAX: usize = 64 << 20;

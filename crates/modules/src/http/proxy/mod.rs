@@ -509,7 +509,7 @@ async fn store_body(request: &mut Request, conf: &Conf) -> Result<SentBody, u16>
     if conf.body.is_set() {
         return Ok(WITHOUT);
     }
-    if !*conf.upstream.pass_request_body.get() {
+    if !*conf.upstream.request_body.pass_request_body.get() {
         request.notes.take::<BodyLength>();
         return Ok(WITHOUT);
     }
