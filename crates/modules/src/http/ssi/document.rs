@@ -341,7 +341,7 @@ impl Document {
     fn handle(&mut self, request: &Request, event: Event) -> Option<BodyItem> {
         match event {
             Event::Text(range) => {
-                let Piece { bytes, .. } = self.piece.as_mut().expect("the text is of this item");
+                let Piece { bytes, .. } = self.piece.as_mut().expect("the text belongs to this item");
                 if self.is_shown {
                     return Some(BodyItem::Bytes(part(bytes, range)));
                 }

@@ -287,7 +287,7 @@ impl<K: Kernel> IoUring<K> {
         true
     }
 
-    /// Notes a closed connection that stays. If there are too many, the oldest is closed.
+    /// Counts a connection that is closed but still has bytes to send. If there are too many, the oldest is closed.
     pub(super) fn stay_closed(&self, key: Key) {
         self.staying.update(|staying| staying + 1);
         let oldest = {
