@@ -255,3 +255,18 @@ fn count_connection(session: &Session) -> Result<CountedConnection, Failure> {
         Failure::Final(session::SERVICE_UNAVAILABLE)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn future_bytes<A, F: Future>(_function: impl FnOnce(A) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn future_of_connecting_is_small() {
+        let bytes = future_bytes(|(session, settings)| open(session, settings));
+        assert!(bytes <= 1024, "the future has {bytes} bytes");
+    }
+}
