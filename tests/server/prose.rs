@@ -15,6 +15,7 @@ const LIMITS: &[(&str, [usize; 4])] = &[
     ("crates/check", [1, 1, 1, 1]),
     ("crates/config", [1, 1, 1, 1]),
     ("crates/engine", [1, 1, 1, 1]),
+    ("crates/files", [1, 1, 1, 1]),
     ("crates/http", [32, 56, 12, 13]),
     ("crates/log", [1, 1, 1, 1]),
     ("crates/modules", [1, 1, 1, 1]),

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use gale_files::SimulatedFiles;
 use gale_process::Worker;
 use gale_runtime::simulation::{Faults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed};
 use gale_runtime::{Bytes, SocketAddress, Stream, leased_bytes, sleep, task_count};

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use gale_files::SimulatedFiles;
 use gale_process::Worker;
 use gale_protocol::http2::{ErrorCode, StreamId};
 use gale_runtime::simulation::{Faults, Random, Reading, Simulation, each_seed};

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use gale_files::SimulatedFiles;
 use gale_runtime::simulation::{Faults, Peer, Random, Sending, Simulation};
 use gale_runtime::{Moment, Stream};
 use proptest::prelude::*;

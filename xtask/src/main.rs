@@ -73,7 +73,7 @@ fn sanitize(args: &[String]) -> ExitCode {
         return ExitCode::from(2);
     };
     let mut tests = Command::new("rustup");
-    tests.args(["run", "nightly", "cargo", "test", "--package", "gale-runtime", "--tests"]);
+    tests.args(["run", "nightly", "cargo", "test", "--package", "gale-runtime", "--package", "gale-files", "--tests"]);
     // With a target, build scripts and macros are compiled without the sanitizer. A separate folder keeps other builds
     // valid.
     tests.args(["--target", &host, "--target-dir", "target/sanitizer"]).args(args);

@@ -21,7 +21,7 @@ use gale_process::{
 };
 use gale_runtime::stall::StallKind;
 use gale_runtime::watchdog::{self, Stall};
-use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, RingOptions, TaskId, affinity, files};
+use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, RingOptions, TaskId, affinity};
 use gale_tls::{random, syslog_tls};
 use gale_worker::Worker;
 use gale_worker::service::{HeldConfiguration, Services};
@@ -144,11 +144,11 @@ impl Program for Server {
     }
 
     fn serve_page_cache_questions(&self, socket: OwnedFd) -> io::Result<Infallible> {
-        files::serve_page_cache_questions(&socket)
+        gale_files::serve_page_cache_questions(&socket)
     }
 
     fn use_page_cache_helper(&self, socket: OwnedFd) -> io::Result<()> {
-        files::use_page_cache_helper(socket)
+        gale_files::use_page_cache_helper(socket)
     }
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
@@ -157,6 +157,7 @@ impl Program for Server {
         // Loads the time zone, because the C library reads its file at the first use.
         gale_log::local_time(0);
         random::prepare();
+        gale_files::prepare();
         let mut event_loop =
             EventLoop::new(LoopOptions { driver, worker, ring, survives_panics: true, ..LoopOptions::default() })?;
         if let Some(reason) = event_loop.driver_reason() {

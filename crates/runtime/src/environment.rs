@@ -13,9 +13,9 @@ use std::time::SystemTime;
 use crate::driver::{Driver, RingCounters};
 use crate::executor::Executor;
 use crate::executor::budget::Budget;
-use crate::files::page_cache::LoopCalls;
 use crate::inbox::{Inbox, Remote};
 use crate::simulation::World;
+use crate::stall::calls::{LoopCalls, Waited};
 use crate::time::{Clock, Moment, Wheel};
 
 thread_local! {
@@ -33,8 +33,8 @@ pub(crate) struct Environment {
     pub random: Cell<u64>,
     /// Budget of the turn, and the tasks that wait for it.
     pub budget: Budget,
-    /// File system calls of this turn.
-    pub file_calls: LoopCalls,
+    /// Calls of this turn that should not wait.
+    pub calls: LoopCalls,
     /// The world behind a simulated `driver`; files and pools use it too.
     pub simulation: Option<Rc<World>>,
 }
@@ -102,6 +102,14 @@ pub fn now() -> Moment {
 /// The monotonic time of this turn; `None` outside of a loop, as in destructors that run after it.
 pub fn try_now() -> Option<Moment> {
     Environment::try_with(|environment| environment.clock.now())
+}
+
+/// Notes a call of this turn that should not wait, with a mark below [`MARKS`](crate::stall::MARKS). If the turn
+/// becomes a stall in which the thread slept, `waited` is told the marks of the turn, a bit each. It must be the same
+/// for all calls of the process. Does nothing outside of a loop.
+#[inline]
+pub fn note_call(mark: usize, waited: Waited) {
+    _ = Environment::try_with(|environment| environment.calls.note(mark, waited));
 }
 
 /// The number of this turn of the loop, for limits per turn.

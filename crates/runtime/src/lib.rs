@@ -1,4 +1,4 @@
-//! The event loop: executor, timers, drivers, sockets, files, thread pools.
+//! The event loop: executor, timers, drivers, sockets, memory for bytes, thread pools, and a simulated world for tests.
 //!
 //! One loop per worker thread; its tasks are `!Send` futures that never block. This crate is the home of system calls
 //! and of nearly all `unsafe`; it knows no protocol and no configuration.
@@ -43,14 +43,10 @@ mod driver;
 mod environment;
 mod event_loop;
 mod executor;
-pub mod files;
 mod inbox;
 mod memory;
 mod net;
 mod pool;
-#[cfg(test)]
-#[path = "../../../tests/shared/scratch.rs"]
-mod scratch;
 pub mod seccomp;
 pub mod simulation;
 #[cfg(test)]
@@ -60,39 +56,39 @@ mod socket;
 pub mod stall;
 mod sync;
 mod time;
-pub mod watch;
 pub mod watchdog;
 
+pub use driver::file_read::{FileRead, FileReading, ReadSource, begin_file_read};
 pub use driver::listening::look_for_connections;
 pub use driver::shortage::{RingShortage, set_shortage_reporter};
 pub use driver::{RingCounters, RingOptions};
 pub use environment::{
-    all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, try_now, turn, wall, wall_seconds, worker,
+    all_sent, note_call, now, random_u64, remote, ring_counters, secret_u64, task_count, try_now, turn, wall,
+    wall_seconds, worker,
 };
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::budget::{Effort, charge_begun, charge_units, poll_begin, poll_copy, poll_units};
 pub use executor::panics::{Panic, catch_panic, catch_panic_of, panic_count, set_panic_reporter};
 pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
-pub use files::{
-    CachedRead, DeviceStatus, File, FileCounters, FileKind, FileMetadata, Mounted, OpenFlags, PieceRead, ReadHow, Rung,
-    count_piece, devices, file_counters,
-};
 pub use inbox::{Call, Remote, RemoteError};
 pub use memory::{
-    Buffer, Bytes, LEASE_CLASSES, Lease, Output, leased_bytes, leased_bytes_max, leases_exhausted,
+    Buffer, Bytes, Charge, LEASE_CLASSES, Lease, Output, ReadMemory, leased_bytes, leased_bytes_max, leases_exhausted,
     set_leased_bytes_max, set_shared_bytes_max, share_leases, shared_bytes, shared_bytes_max,
 };
 pub use net::{
     AcceptMutex, Connecting, Datagram, Detached, IdleOptions, IdleStreams, Listener, Splice, Stream, WeakIdleStreams,
 };
 pub use pool::{
-    Device, PoolCounters, PoolDevice, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools,
-    stop_pools, take_pool_wait,
+    Device, PoolCounters, PoolDevice, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool,
+    on_a_pool_thread, pools, stop_pools, take_pool_wait,
 };
 pub use socket::{
     AcceptOptions, BATCH_MAX, ConnectError, ConnectOptions, ConnectStep, DatagramOptions, Ecn, MULTI_ACCEPT_BATCH,
     ReceiveBatch, Received, SocketAddress, TcpInfo, Transmit,
 };
 pub use stall::usage::watch_waiting;
-pub use sync::{Closed, Notified, Notify, mpsc, oneshot};
-pub use time::{ClockChoice, Elapsed, Moment, Timer, now_anywhere, sleep, sleep_until, timeout};
+pub use sync::{Closed, Notified, Notify, mpsc, oneshot, waiters};
+pub use time::{
+    ClockChoice, Elapsed, Moment, Timer, now_anywhere, real_now_anywhere, sleep, sleep_until, system_now, timeout,
+    wall_anywhere,
+};

@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use common::*;
+use gale_files::{self as files, *};
 use gale_runtime::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

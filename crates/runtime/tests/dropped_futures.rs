@@ -15,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use common::*;
+use gale_files::{self as files, *};
 use gale_runtime::*;
 
 /// Turns between the first poll, the peer's action, and the drop: more than any operation takes.

@@ -13,8 +13,6 @@ mod datagrams;
 mod dropped_futures;
 #[path = "executor.rs"]
 mod executor;
-#[path = "files.rs"]
-mod files;
 #[path = "idle_streams.rs"]
 mod idle_streams;
 #[path = "pool.rs"]
@@ -31,8 +29,6 @@ mod sync;
 mod takeover;
 #[path = "wakeups.rs"]
 mod wakeups;
-#[path = "written_files.rs"]
-mod written_files;
 
 #[test]
 fn sockets_work_the_same_with_features_of_older_kernels() {

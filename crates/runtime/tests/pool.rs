@@ -10,6 +10,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use common::*;
+use gale_files::{self as files, *};
 use gale_runtime::*;
 
 /// A task that runs until the sender is dropped; returns when it has begun.

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 use std::rc::Rc;
 use std::time::Duration;
 
+use gale_files::{self as files, *};
 use gale_runtime::simulation::{Faults, Random, RingFaults, Simulation, each_seed};
 use gale_runtime::*;
 

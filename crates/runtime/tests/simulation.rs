@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use gale_runtime::files::{GrowingEnd, GrowingReader, Grown};
+use gale_files::{self as files, *};
 use gale_runtime::simulation::{
     Faults, FileFaults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed,
 };

@@ -36,8 +36,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use gale_runtime::files::{self, FileError};
-use gale_runtime::{Bytes, File, ThreadPool};
+use gale_files::{self as files, File, FileError};
+use gale_runtime::{Bytes, ThreadPool};
 
 use self::state::{Shared, Source};
 

@@ -8,8 +8,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use gale_runtime::files::FileError;
-use gale_runtime::{Bytes, CachedRead, File, PieceRead};
+use gale_files::{CachedRead, File, FileError, PieceRead};
+use gale_runtime::Bytes;
 
 use super::state::{Found, Shared};
 use super::{SpoolError, bounds};

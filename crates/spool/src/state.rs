@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use gale_runtime::files::FileError;
-use gale_runtime::{Buffer, Bytes, File, Lease, PoolError, TaskId, ThreadPool, abort, default_pool, spawn};
+use gale_files::{File, FileError};
+use gale_runtime::{Buffer, Bytes, Lease, PoolError, TaskId, ThreadPool, abort, default_pool, spawn};
 
 use super::temp_file::{TempFile, TempName};
 use super::{SpoolError, SpoolOptions, store};

@@ -8,8 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gale_runtime::files::{FileError, create_directories_blocking, likely_device, open_blocking};
-use gale_runtime::{File, OpenFlags, ThreadPool};
+use gale_files::{File, FileError, OpenFlags, create_directories_blocking, likely_device, open_blocking};
+use gale_runtime::ThreadPool;
 use smallvec::SmallVec;
 
 /// Names that are tried. They are random, so a second attempt is rare.

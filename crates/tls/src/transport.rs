@@ -4,9 +4,10 @@
 //! operations ([`Transport::can_sendfile`]) and for information to others ([`Transport::is_encrypted`]).
 
 use std::io;
+use std::os::fd::AsFd;
 use std::task::{Context, Poll};
 
-use gale_runtime::{Buffer, File, Output, SocketAddress, Stream, TcpInfo};
+use gale_runtime::{Buffer, Output, SocketAddress, Stream, TcpInfo};
 
 use crate::{IdleTls, TlsStream};
 
@@ -97,7 +98,7 @@ impl Transport {
     pub fn poll_sendfile(
         &self,
         context: &mut Context<'_>,
-        file: &File,
+        file: impl AsFd,
         offset: &mut u64,
         length: usize,
     ) -> Poll<io::Result<usize>> {

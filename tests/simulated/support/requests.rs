@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use gale_files::SimulatedFiles;
 use gale_runtime::Bytes;
 use gale_runtime::simulation::{FileFaults, Sending, Simulation, Transcript};
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 
-use gale_runtime::files::GrowingFile;
+use gale_files::GrowingFile;
 use gale_runtime::{Bytes, Moment};
 use parking_lot::Mutex;
 

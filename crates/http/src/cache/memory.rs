@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use gale_runtime::{Bytes, File, Moment};
+use gale_files::File;
+use gale_runtime::{Bytes, Moment};
 
 use super::format::Meta;
 use super::key::Id;

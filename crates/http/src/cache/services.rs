@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_runtime::files::{likely_device, note_directory};
+use gale_files::{likely_device, note_directory};
 use gale_runtime::{default_pool, sleep, timeout};
 use gale_worker::service::{Context, Service};
 use rustix::fs::{FlockOperation, flock};

@@ -13,8 +13,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::SystemTime;
 
-use gale_runtime::files::{create_directories_blocking, likely_device, open_blocking};
-use gale_runtime::{Bytes, File, OpenFlags, ThreadPool};
+use gale_files::{File, OpenFlags, create_directories_blocking, likely_device, open_blocking};
+use gale_runtime::{Bytes, ThreadPool};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, OFlags, RenameFlags};
 

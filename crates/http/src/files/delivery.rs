@@ -24,8 +24,8 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use gale_runtime::{Bytes, CachedRead, File, PieceRead, ReadHow, Rung, ThreadPool, count_piece, default_pool};
-use gale_runtime::{leased_bytes, leased_bytes_max};
+use gale_files::{CachedRead, File, PieceRead, ReadHow, Rung, count_piece};
+use gale_runtime::{Bytes, ThreadPool, default_pool, leased_bytes, leased_bytes_max};
 
 use crate::files::FilePiece;
 use crate::files::client_rate::ClientRate;
@@ -369,8 +369,9 @@ mod tests {
     use std::future::poll_fn;
     use std::time::{Duration, SystemTime};
 
+    use gale_files::{self as files, OpenFlags, SimulatedFiles};
     use gale_runtime::simulation::{Faults, Simulation, each_seed};
-    use gale_runtime::{EventLoop, LoopOptions, OpenFlags, files};
+    use gale_runtime::{EventLoop, LoopOptions};
 
     use super::*;
 

@@ -9,7 +9,7 @@ pub mod reader;
 
 use std::io;
 
-use gale_runtime::File;
+use gale_files::File;
 
 /// A piece of an open file.
 #[derive(Clone, Debug)]

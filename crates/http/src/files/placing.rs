@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use gale_config::{Diagnostic, Statement};
-use gale_runtime::files::{FileError, create_directories_blocking};
-use gale_runtime::{Bytes, File};
+use gale_files::{File, FileError, create_directories_blocking};
+use gale_runtime::Bytes;
 
 /// Random names tried for a temporary file. A second one is hardly ever needed.
 const NAMES_MAX: u32 = 100;

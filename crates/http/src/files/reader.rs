@@ -54,8 +54,9 @@ impl FileReader {
 mod tests {
     use std::future::poll_fn;
 
+    use gale_files::{self as files, OpenFlags, SimulatedFiles};
     use gale_runtime::simulation::{Faults, Simulation, each_seed};
-    use gale_runtime::{EventLoop, Lease, LoopOptions, OpenFlags, files, leased_bytes};
+    use gale_runtime::{EventLoop, Lease, LoopOptions, leased_bytes};
 
     use super::*;
 

@@ -21,8 +21,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use gale_base::log_level::Level;
+use gale_files::File;
 use gale_protocol::request::KnownHeader::ContentLength;
-use gale_runtime::{Buffer, Bytes, File};
+use gale_runtime::{Buffer, Bytes};
 use gale_spool::{Spool, SpoolError, SpoolOptions, SpoolPath, SpoolReader, Spooled};
 
 use crate::request::Request;

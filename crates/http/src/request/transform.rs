@@ -303,7 +303,8 @@ mod tests {
     use std::future::poll_fn;
     use std::rc::Rc;
 
-    use gale_runtime::{Bytes, EventLoop, File, LoopOptions};
+    use gale_files::File;
+    use gale_runtime::{Bytes, EventLoop, LoopOptions};
 
     use super::*;
 

@@ -22,8 +22,8 @@ use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_config::Setting;
 use gale_engine::configuration::{KnownPath, Reach};
+use gale_files::likely_device;
 use gale_protocol::response::ResponseField;
-use gale_runtime::files::likely_device;
 use gale_runtime::{Bytes, Notify, ThreadPool, Timer, timeout};
 use gale_spool::{Spool, SpoolOptions, SpoolPath};
 

@@ -23,6 +23,7 @@ use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, Contexts, Diagnostic, One, Setting, Statement, Takes, slot, values};
 use gale_engine::budget::Budget;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_files::likely_device;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
@@ -31,7 +32,6 @@ use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_log::local_time;
 use gale_protocol::request::Method;
 use gale_protocol::uri::escape::{Class, escape, escape_html, escape_json};
-use gale_runtime::files::likely_device;
 use gale_runtime::{Bytes, PoolError, default_pool};
 
 /// See the file's head.

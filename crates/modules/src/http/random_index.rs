@@ -13,12 +13,12 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body as BlockBody, Contexts, One, Setting, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_files::likely_device;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::files::find_path;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_runtime::default_pool;
-use gale_runtime::files::likely_device;
 
 use super::index::only_directories;
 

@@ -348,7 +348,8 @@ impl Piece {
 mod tests {
     use std::task::Waker;
 
-    use gale_runtime::{File, Lease};
+    use gale_files::File;
+    use gale_runtime::Lease;
     use proptest::prelude::*;
 
     use super::*;

@@ -15,13 +15,13 @@ use gale_base::os_error::OsErrorText;
 use gale_config::Diagnostic;
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Module};
+use gale_files as files;
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::files::directory_of;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::Variable;
-use gale_runtime::files;
 
 /// See the file's head.
 pub static MODULE: Module = Module {

@@ -33,6 +33,7 @@ use gale_engine::configuration::ScopeId;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::variables::subject::Subject;
 use gale_engine::variables::{Definition, VariableId};
+use gale_files::{FileKind, FileMetadata};
 use gale_http::configuration::ScopeKind;
 use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::builder::nameless_block;
@@ -46,7 +47,6 @@ use gale_http::variables::regex::Regex;
 use gale_http::variables::template::Template;
 use gale_protocol::uri::escape::{Class, Unescape, escape, unescape};
 use gale_runtime::Bytes;
-use gale_runtime::files::{FileKind, FileMetadata};
 
 use crate::shared::set::Set;
 

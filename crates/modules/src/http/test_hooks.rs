@@ -45,6 +45,7 @@ use gale_base::units;
 use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_files::Rung;
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -57,7 +58,7 @@ use gale_http::request::response::Reason;
 use gale_http::request::tunnel::Tunnel;
 use gale_http::variables::template::Template;
 use gale_protocol::response::ResponseField;
-use gale_runtime::{Bytes, Device, PoolCounters, Rung};
+use gale_runtime::{Bytes, Device, PoolCounters};
 use gale_spool::SpoolError;
 
 /// See the file's head.
@@ -450,7 +451,7 @@ async fn resolve(request: &mut Request, name: &Template) -> Flow {
 
 /// Returns a line for each pool, sorted by name.
 fn describe_files() -> String {
-    let counters = gale_runtime::file_counters();
+    let counters = gale_files::file_counters();
     let rungs = Rung::ALL.iter().zip(counters.pieces).zip(counters.bytes);
     let mut text: String = rungs
         .map(|((rung, pieces), bytes)| format!("{}={pieces} {}_bytes={bytes} ", rung.name(), rung.name()))

@@ -14,6 +14,7 @@ use gale_base::units;
 use gale_config::{Body, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_files::FileMetadata;
 use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::settings::Alias;
 use gale_http::module::HttpPart;
@@ -22,7 +23,6 @@ use gale_http::request::files::open_files;
 use gale_http::request::files::{append_path, may_lead_out};
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::template::Template;
-use gale_runtime::FileMetadata;
 
 /// See the file's head.
 pub static MODULE: Module = Module {

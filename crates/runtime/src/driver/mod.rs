@@ -15,8 +15,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
+use self::file_read::{FileRead, FileReading};
 use crate::executor::slots::Key;
-use crate::files::file_read::{FileRead, FileReading};
 use crate::memory::buffer::Buffer;
 use crate::memory::output::Output;
 use crate::socket::AcceptOptions;
@@ -28,6 +28,7 @@ use crate::socket::datagram::{DatagramOptions, Received, Room, Transmit};
 mod datagrams;
 pub(crate) mod direct;
 pub(crate) mod epoll;
+pub(crate) mod file_read;
 pub(crate) mod io_uring;
 pub(crate) mod listening;
 pub(crate) mod shortage;

@@ -18,13 +18,11 @@ use crate::environment::Environment;
 use crate::executor::budget::{BULK_NANOS, Budget, TURN_NANOS};
 use crate::executor::panics::{self, boundary};
 use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
-use crate::files;
-use crate::files::mounts;
-use crate::files::page_cache::{self, LoopCalls};
 use crate::inbox::{self, Call, Inbox, Remote};
 use crate::memory::blocks;
 use crate::memory::limits;
 use crate::simulation::{SimulatedKernel, Simulation, World};
+use crate::stall::calls::LoopCalls;
 use crate::stall::turn_timer::TurnTimer;
 use crate::stall::usage::ThreadUsage;
 use crate::time::{Clock, ClockChoice, Wheel};
@@ -122,10 +120,6 @@ impl EventLoop {
     /// Sets up a loop. Errors: the kernel's, when there are no descriptors or no memory for it.
     pub fn new(options: LoopOptions) -> io::Result<Self> {
         panics::install();
-        if mounts::refresh_due() {
-            mounts::refresh();
-            files::open::probe();
-        }
         let inbox = Inbox::new(options.worker)?;
         let (driver, driver_reason) = set_up_driver(&options, &inbox)?;
         let seed = match options.seed {
@@ -185,7 +179,7 @@ impl EventLoop {
             inbox,
             random: seed.into(),
             budget: Budget::default(),
-            file_calls: LoopCalls::default(),
+            calls: LoopCalls::default(),
             simulation,
         });
         Ok(EventLoop {
@@ -298,11 +292,11 @@ impl EventLoop {
 
     /// Ends the turn, waits for the next event, and begins the next turn.
     fn wait(&mut self) {
-        let Environment { clock, inbox, wheel, driver, file_calls, .. } = &*self.environment;
+        let Environment { clock, inbox, wheel, driver, calls, .. } = &*self.environment;
         let ended = clock.read();
         inbox.turns.end(clock.now().as_nanos(), ended);
         inbox.note_leased(blocks::leased_bytes(), blocks::leased_bytes_max());
-        page_cache::end_turn(file_calls, &inbox.turns, clock.now().as_nanos());
+        calls.end_turn(&inbox.turns, clock.now().as_nanos());
         let next_timer = wheel.borrow().next_look();
         // The times of simulated events are known too.
         let next_event = || if clock.is_virtual() { driver.next_event() } else { None };

@@ -152,7 +152,7 @@ const PROCESS: u8 = 2;
 
 /// Bytes charged to an account: that of the thread that took them, or the process's. They are returned when the value
 /// is dropped, on any thread.
-pub(crate) struct Charge {
+pub struct Charge {
     origin: Arc<Account>,
     bytes: usize,
     holder: AtomicU8,

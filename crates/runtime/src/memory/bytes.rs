@@ -103,7 +103,7 @@ impl Bytes {
     }
 
     /// Bytes read into memory that may be shared, with the caller's charge for it.
-    pub(crate) fn of_read(memory: Arc<ReadMemory>, range: Range<usize>, charge: Charge) -> Bytes {
+    pub fn of_read(memory: Arc<ReadMemory>, range: Range<usize>, charge: Charge) -> Bytes {
         debug_assert!(range.len() <= charge.bytes());
         Bytes::of_other(Other::Read(memory, charge), range)
     }

@@ -10,9 +10,10 @@ pub(crate) mod output;
 pub(crate) mod read_memory;
 
 pub use blocks::{
-    LEASE_CLASSES, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max, set_shared_bytes_max,
-    share_leases, shared_bytes, shared_bytes_max,
+    Charge, LEASE_CLASSES, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max,
+    set_shared_bytes_max, share_leases, shared_bytes, shared_bytes_max,
 };
 pub use buffer::{Buffer, Lease};
 pub use bytes::Bytes;
 pub use output::Output;
+pub use read_memory::ReadMemory;

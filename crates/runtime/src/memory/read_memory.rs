@@ -74,7 +74,7 @@ impl Free {
 }
 
 /// Owned, writable bytes, on any thread.
-pub(crate) struct ReadMemory {
+pub struct ReadMemory {
     start: NonNull<u8>,
     length: usize,
     /// `None`: allocated by the allocator.

@@ -18,7 +18,6 @@ use crate::driver::{Driver, End, Fresh, Released};
 use crate::environment::Environment;
 use crate::executor::budget::QUANTUM_BYTES;
 use crate::executor::slots::Key;
-use crate::files::File;
 use crate::memory::buffer::Buffer;
 use crate::memory::output::Output;
 use crate::socket::ConnectOptions;
@@ -274,7 +273,7 @@ impl Stream {
     pub fn poll_sendfile(
         &self,
         cx: &mut Context<'_>,
-        file: &File,
+        file: impl AsFd,
         offset: &mut u64,
         length: usize,
     ) -> Poll<io::Result<usize>> {
@@ -348,8 +347,8 @@ impl Stream {
     }
 
     /// Sends a piece of a file; see [`Stream::poll_sendfile`].
-    pub async fn sendfile(&self, file: &File, offset: &mut u64, length: usize) -> io::Result<usize> {
-        poll_fn(|cx| self.poll_sendfile(cx, file, offset, length)).await
+    pub async fn sendfile(&self, file: impl AsFd, offset: &mut u64, length: usize) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_sendfile(cx, &file, offset, length)).await
     }
 
     /// Waits until the peer closes; see [`Stream::poll_peer_closed`].

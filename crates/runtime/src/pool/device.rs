@@ -26,19 +26,19 @@ impl Device {
     /// device.
     pub const NONE: Device = Device::number(0);
 
-    /// The device that a file lies on: `st_dev` of stat(2), [`crate::FileMetadata::device`].
+    /// The device that a file lies on: `st_dev` of stat(2).
     pub const fn number(number: u64) -> Device {
         Device { number, queue: Queue::Own }
     }
 
     /// The number of the device, as in file metadata.
-    pub(crate) const fn file_device(self) -> u64 {
+    pub const fn file_device(self) -> u64 {
         self.number
     }
 
     /// The queue of checks of the page cache. A check waits when the device hangs, or for the journal if it updates the
     /// file's access time.
-    pub(crate) const fn looks(self) -> Device {
+    pub const fn looks(self) -> Device {
         Device { queue: Queue::Looks, ..self }
     }
 

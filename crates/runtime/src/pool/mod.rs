@@ -79,7 +79,7 @@ impl ThreadPool {
     }
 
     /// Identifies the pool as long as it exists.
-    pub(crate) fn identity(&self) -> usize {
+    pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.handle) as usize
     }
 
@@ -533,7 +533,7 @@ pub(crate) fn on_a_loop() -> bool {
 }
 
 /// True if the calling thread belongs to a pool, so that it may block.
-pub(crate) fn on_a_pool_thread() -> bool {
+pub fn on_a_pool_thread() -> bool {
     // False while the thread ends, when only destructors run.
     IS_OF_A_POOL.try_with(Cell::get).unwrap_or(false)
 }

@@ -13,9 +13,9 @@
 //! [`Stream::connect`](crate::Stream::connect); [`Peer`] plays a script on one.
 
 mod datagrams;
+mod descriptors;
 mod fate;
 mod faults;
-mod files;
 mod network;
 mod peer;
 mod random;
@@ -23,27 +23,24 @@ mod ring;
 mod seeds;
 mod trace;
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::Waker;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
 use crate::environment::Environment;
-use crate::files::page_cache::{FileHash, PageCache};
-use crate::files::{File, FileMetadata};
-use crate::pool::{Device, SimulatedPools, SimulatedThread};
+use crate::pool::{SimulatedPools, SimulatedThread};
 use crate::socket::SocketAddress;
 use crate::time::{Moment, VIRTUAL_START_NANOS};
 
+pub use self::descriptors::FileFaults;
 pub(crate) use self::fate::{Event, Fate, Side};
 pub use self::faults::Faults;
-pub use self::files::FileFaults;
 pub(crate) use self::network::{Named, Network, storm};
 pub use self::peer::{Expectation, Peer, PeerEnd, Reading, Sending, Transcript};
 pub use self::random::Random;
@@ -53,9 +50,6 @@ pub use self::seeds::each_seed;
 
 /// Limit of connections waiting at a listener, as in nginx.
 const BACKLOG: usize = 511;
-
-/// Windows of files for which a world keeps facts: few, so that they evict each other.
-const FACT_SLOTS: usize = 4;
 
 /// Number of last events that a failure shows.
 const TAIL: usize = 60;
@@ -75,13 +69,30 @@ impl Simulation {
             fate: Fate::new(seed, faults, clock),
             network: RefCell::new(Network::new()),
             datagrams: RefCell::new(datagrams::Datagrams::new()),
-            files: RefCell::new(files::Files::new()),
+            descriptors: RefCell::default(),
+            parts: RefCell::default(),
             pools: SimulatedPools::default(),
-            page_cache: PageCache::with_slots(FACT_SLOTS),
             ring_faults: Cell::default(),
             ring_buffers_taken: Cell::default(),
         };
         Simulation { world: Rc::new(world) }
+    }
+
+    /// The world of the loop on this thread, if that is simulated.
+    #[inline]
+    pub fn current() -> Option<Simulation> {
+        World::current().map(|world| Simulation { world })
+    }
+
+    /// What a layer above the loop keeps of this world, one value of each type.
+    pub fn part<T: Default + 'static>(&self) -> Rc<T> {
+        let mut parts = self.world.parts.borrow_mut();
+        let found = parts.iter().find_map(|part| Rc::clone(part).downcast::<T>().ok());
+        found.unwrap_or_else(|| {
+            let part = Rc::new(T::default());
+            parts.push(Rc::clone(&part) as Rc<dyn Any>);
+            part
+        })
     }
 
     pub(crate) fn world(&self) -> &Rc<World> {
@@ -119,14 +130,19 @@ impl Simulation {
         self.world.network.borrow_mut().stop_listening(&self.world.fate, address);
     }
 
-    /// Adds a file, which [`files::open`](crate::files::open) finds, and the directories above it. Errors: no memory.
-    pub fn add_file(&self, path: impl AsRef<Path>, content: &[u8]) -> io::Result<()> {
-        self.add_broken_file(path, content, FileFaults::default())
+    /// Draws whether a fault strikes, which has this chance in a thousand.
+    pub fn strikes(&self, fault: impl FnOnce(&Faults) -> u16) -> bool {
+        self.world.fate.strikes(fault)
     }
 
-    /// As [`Simulation::add_file`], with faults.
-    pub fn add_broken_file(&self, path: impl AsRef<Path>, content: &[u8], faults: FileFaults) -> io::Result<()> {
-        self.world.files.borrow_mut().add(path.as_ref(), content, faults)
+    /// A random length from 1 to `max`, which must not be 0.
+    pub fn up_to(&self, max: usize) -> usize {
+        self.world.fate.random.up_to(max)
+    }
+
+    /// Sets the faults of the file with this descriptor, for reads by the loop's driver.
+    pub fn set_file_faults(&self, descriptor: RawFd, faults: FileFaults) {
+        self.world.descriptors.borrow_mut().set_faults(descriptor, faults);
     }
 
     /// True if the network has broken the connection of the client with this address, or aborted it before it was
@@ -177,10 +193,10 @@ pub(crate) struct World {
     pub fate: Fate,
     pub network: RefCell<Network>,
     pub datagrams: RefCell<datagrams::Datagrams>,
-    files: RefCell<files::Files>,
+    descriptors: RefCell<descriptors::Descriptors>,
     pub pools: SimulatedPools,
-    /// Facts about this world's files, and their reads in flight.
-    pub page_cache: Arc<PageCache>,
+    /// See [`Simulation::part`].
+    parts: RefCell<Vec<Rc<dyn Any>>>,
     pub ring_faults: Cell<RingFaults>,
     /// Buffers that the ring's driver had not returned at its last call.
     pub ring_buffers_taken: Cell<usize>,
@@ -215,66 +231,9 @@ impl World {
         self.network.borrow().named(identity)
     }
 
-    pub fn stat(&self, path: &Path) -> io::Result<FileMetadata> {
-        let found = self.files.borrow().stat(path);
-        self.fate.note("stat", 0, usize::from(found.is_ok()));
-        Ok(found?)
-    }
-
-    pub fn open(&self, path: &Path) -> io::Result<(OwnedFd, FileMetadata, FileFaults)> {
-        let opened = self.files.borrow_mut().open(path);
-        self.fate.note("open", 0, usize::from(opened.is_ok()));
-        Ok(opened?)
-    }
-
-    /// Opens or inspects a file, unless a pool has to do it; then the error is the device.
-    pub fn attempt<T>(&self, attempt: impl FnOnce(&World) -> T) -> Result<T, Device> {
-        if self.fate.strikes(|faults| faults.cold_files) { Err(files::DEVICE) } else { Ok(attempt(self)) }
-    }
-
-    /// The faults of a real file, and its hash in the table of facts. That uses a number of this world, not the
-    /// inode's, which depends on what else the machine does, as would the eviction of facts.
-    pub fn adopted(&self, descriptor: &OwnedFd) -> (FileFaults, FileHash) {
-        let faults = FileFaults::default();
-        (faults, self.files.borrow_mut().adopt(descriptor.as_raw_fd(), faults))
-    }
-
-    /// Reads bytes that are in memory into `into`, perhaps not all, and returns their number; `None` if none are.
-    pub fn read_resident(
-        &self,
-        file: &File,
-        faults: FileFaults,
-        offset: u64,
-        into: &mut [u8],
-    ) -> Option<Result<usize, Errno>> {
-        let length = files::resident(&self.fate, into.len())?;
-        let result = faults.read(file.as_fd(), offset, &mut into[..length]);
-        self.fate.note("read", 0, result.unwrap_or(0));
-        Some(result)
-    }
-
-    /// Writes to a real file: everything, the beginning of the first piece, or nothing because the disk is full.
-    pub fn write_to(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
-        let result = match pieces.first() {
-            _ if self.fate.strikes(|faults| faults.disk_full) => Err(Errno::NOSPC),
-            Some(piece) if piece.len() > 1 && self.fate.strikes(|faults| faults.short_writes) => {
-                let length = self.fate.random.up_to(piece.len());
-                rustix::io::retry_on_intr(|| rustix::io::pwrite(file, &piece[..length], offset))
-            }
-            _ => rustix::io::retry_on_intr(|| rustix::io::pwritev(file, pieces, offset)),
-        };
-        self.fate.note("write", 0, result.unwrap_or(0));
-        result
-    }
-
-    /// True if a call that should not have waited did.
-    pub fn call_was_slow(&self) -> bool {
-        self.fate.strikes(|faults| faults.slow_calls)
-    }
-
     /// Reads a piece of a file for `sendfile`.
     pub fn read_to_send(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
-        let faults = self.files.borrow().faults_of(file.as_raw_fd());
+        let faults = self.descriptors.borrow().faults_of(file);
         let mut bytes = vec![0; length];
         let count = faults.read(file, offset, &mut bytes)?;
         bytes.truncate(count);

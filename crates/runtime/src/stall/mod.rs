@@ -5,6 +5,7 @@
 //! The loop's thread writes times and current task, the watchdog's thread what it filed; any thread reads. Plain loads
 //! and stores, no locked instructions.
 
+pub(crate) mod calls;
 pub(crate) mod turn_timer;
 pub(crate) mod usage;
 pub(crate) mod watched;
@@ -16,6 +17,8 @@ use std::time::Duration;
 use gale_base::histogram::Snapshot;
 
 use self::usage::ThreadUsage;
+
+pub use self::calls::{MARKS, Waited};
 
 /// A turn longer than this is a stall.
 pub const STALL_THRESHOLD: Duration = Duration::from_millis(10);

@@ -7,7 +7,7 @@
 pub mod mpsc;
 mod notify;
 pub mod oneshot;
-pub(crate) mod waiters;
+pub mod waiters;
 
 pub use notify::{Notified, Notify};
 

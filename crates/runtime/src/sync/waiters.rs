@@ -6,10 +6,11 @@ use std::collections::VecDeque;
 use std::task::Waker;
 
 /// Identifies a waiter.
-pub(crate) type Ticket = u64;
+pub type Ticket = u64;
 
+/// A queue of tasks.
 #[derive(Default)]
-pub(crate) struct Waiters {
+pub struct Waiters {
     /// Ascending by ticket.
     queue: VecDeque<(Ticket, Waker)>,
     next: Ticket,

@@ -81,20 +81,20 @@ pub fn now_anywhere() -> Moment {
     Environment::try_with(|environment| environment.clock.now()).unwrap_or_else(system_now)
 }
 
-/// The same, but the current time of a loop's clock, not that of its turn.
-pub(crate) fn real_now_anywhere() -> Moment {
+/// As [`now_anywhere`], but the current time of a loop's clock, not that of its turn.
+pub fn real_now_anywhere() -> Moment {
     Environment::try_with(|environment| Moment(environment.clock.read())).unwrap_or_else(system_now)
 }
 
 /// The wall clock, since the epoch: that of the running loop's turn, or the system's on a thread without a loop.
-pub(crate) fn wall_anywhere() -> Duration {
+pub fn wall_anywhere() -> Duration {
     Environment::try_with(|environment| environment.clock.wall())
         .unwrap_or_else(|| Duration::from_nanos(nanoseconds(ClockId::Realtime)))
 }
 
 /// The current system time, even if the loop's clock is virtual: for timing a call.
 #[inline]
-pub(crate) fn system_now() -> Moment {
+pub fn system_now() -> Moment {
     Moment(nanoseconds(ClockId::Monotonic))
 }
 

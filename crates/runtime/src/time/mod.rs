@@ -3,8 +3,8 @@
 mod clock;
 mod timer;
 
-pub use clock::{ClockChoice, Moment, now_anywhere};
+pub use clock::{ClockChoice, Moment, now_anywhere, real_now_anywhere, system_now, wall_anywhere};
 pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};
 
-pub(crate) use clock::{Clock, VIRTUAL_START_NANOS, real_now_anywhere, system_now, wall_anywhere};
+pub(crate) use clock::{Clock, VIRTUAL_START_NANOS};
 pub(crate) use timer::Wheel;

@@ -30,8 +30,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use gale_runtime::files::FileError;
-use gale_runtime::{Bytes, File, ThreadPool};
+use gale_files::{File, FileError};
+use gale_runtime::{Bytes, ThreadPool};
 
 use self::state::Shared;
 use super::state::Source;

@@ -10,7 +10,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use gale_runtime::files::FileError;
+use gale_files::FileError;
 use gale_runtime::{Buffer, Bytes, PoolError, TaskId, ThreadPool, abort, default_pool, spawn};
 
 use super::backlog::{self, Part};

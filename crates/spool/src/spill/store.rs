@@ -6,8 +6,8 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
 
+use gale_files::{FileError, Writer};
 use gale_runtime::Bytes;
-use gale_runtime::files::{FileError, Writer};
 
 use super::state::{Next, Shared};
 use crate::temp_file::TempFile;

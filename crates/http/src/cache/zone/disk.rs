@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use gale_runtime::files::{has_device_answered_since, is_device_reading};
+use gale_files::{has_device_answered_since, is_device_reading};
 use gale_runtime::{Device, Moment, now_anywhere, watch_waiting};
 use parking_lot::Mutex;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gale_runtime::files::likely_device;
+use gale_files::likely_device;
 use gale_runtime::{ThreadPool, default_pool};
 
 use super::CacheZone;

@@ -496,7 +496,8 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
-    use gale_runtime::{DriverChoice, EventLoop, File, LoopOptions, yield_now};
+    use gale_files::File;
+    use gale_runtime::{DriverChoice, EventLoop, LoopOptions, yield_now};
     use rustix::net::sockopt;
 
     use super::*;

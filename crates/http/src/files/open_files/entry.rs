@@ -4,12 +4,13 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{LazyLock, OnceLock};
 
-use gale_runtime::watch::{PathWatch, Target};
-use gale_runtime::{Bytes, File, FileMetadata};
+use gale_engine::budget::{Budget, BudgetShare};
+use gale_files::watch::{PathWatch, Target};
+use gale_files::{File, FileMetadata};
+use gale_runtime::Bytes;
 use rustix::process::{Resource, getrlimit};
 
 use super::table::Keyed;
-use gale_engine::budget::{Budget, BudgetShare};
 
 /// Largest body kept in memory: below the size from which `sendfile` is used. Head and body leave in one call; above
 /// this size the cost of a copy outweighs the call that it saves.

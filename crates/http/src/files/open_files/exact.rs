@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use gale_runtime::watch::{self, PathWatch};
-use gale_runtime::{Device, File, FileMetadata, OpenFlags, default_pool, files};
+use gale_files::watch::{self, PathWatch};
+use gale_files::{self as files, File, FileMetadata, OpenFlags};
+use gale_runtime::{Device, default_pool};
 
 use super::entry::{BODY_MAX, Body, DESCRIPTORS, Entry, Found, Kept, target_of};
 use super::handles::counted_here;

@@ -30,8 +30,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use gale_runtime::files::LinkCheck;
-use gale_runtime::{Bytes, File, FileMetadata, OpenFlags, files, watch};
+use gale_files::{self as files, File, FileMetadata, LinkCheck, OpenFlags, watch};
+use gale_runtime::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 
 use store::Missed;

@@ -16,8 +16,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use gale_engine::budget::BudgetShare;
-use gale_runtime::watch::PathWatch;
-use gale_runtime::{Device, File, FileMetadata, default_pool, files};
+use gale_files::watch::PathWatch;
+use gale_files::{self as files, File, FileMetadata};
+use gale_runtime::{Device, default_pool};
 use parking_lot::Mutex;
 
 use super::entry::{BODY_MAX, Body, Entry, Found, Kept, TOUCHED_AT_MOST_EVERY, target_of};

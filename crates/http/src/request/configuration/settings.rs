@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use gale_config::Setting;
 use gale_engine::configuration::KnownPath;
+use gale_files::RefusedLinks;
 use gale_log::Destination;
 use gale_resolver::ResolverSettings;
-use gale_runtime::files::RefusedLinks;
 use gale_worker::traffic::Traffic;
 use hashbrown::HashMap;
 

@@ -9,8 +9,8 @@ pub mod thread_pool;
 use std::rc::Rc;
 
 use bstr::BStr;
-
-use gale_runtime::files::LinkCheck;
+use gale_base::log_level::Level;
+use gale_files::LinkCheck;
 use gale_runtime::{ThreadPool, default_pool};
 
 use crate::files::delivery::{FileOptions, ReadWay};
@@ -18,7 +18,6 @@ use crate::request::Request;
 use crate::request::configuration::settings::{Aio, Alias, CoreSettings, Root};
 use crate::request::response::ShortText;
 use crate::request::variables::template::{leads_upwards, refuse_path};
-use gale_base::log_level::Level;
 
 /// Appends the path of the file for the request's URI: `root` followed by the URI, or the result of `alias`.
 ///

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 
-use gale_runtime::{FileMetadata, Rung, count_piece};
+use gale_files::{FileMetadata, Rung, count_piece};
 
 use super::link_check;
 use crate::files::FilePiece;

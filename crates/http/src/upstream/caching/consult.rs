@@ -9,9 +9,9 @@ use std::time::Duration;
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_engine::configuration::ZoneRef;
+use gale_files::likely_device;
 use gale_protocol::request::{KnownHeader, Method};
 use gale_protocol::response::ResponseField;
-use gale_runtime::files::likely_device;
 use gale_runtime::{Moment, Timer, timeout};
 
 use super::opening::{Unread, entry_of, is_body_at_hand, look_whether_still_there, open, open_cold};

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_runtime::files::{Writer, likely_device};
-use gale_runtime::{Bytes, Device, File, Moment, ThreadPool, Timer, sleep, timeout};
+use gale_files::{File, Writer, likely_device};
+use gale_runtime::{Bytes, Device, Moment, ThreadPool, Timer, sleep, timeout};
 
 use super::batches::detach_with_others;
 use crate::cache::CacheZone;

@@ -4,8 +4,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use gale_base::log_level::Level;
-use gale_runtime::files::likely_device;
-use gale_runtime::{Moment, files, timeout};
+use gale_files as files;
+use gale_files::likely_device;
+use gale_runtime::{Moment, timeout};
 
 use super::batches::detach_with_others;
 use super::receive::announced_length;

@@ -3,11 +3,11 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use gale_files::likely_device;
 use gale_protocol::http1::lists_token;
 use gale_protocol::request::{KnownHeader, Method};
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
-use gale_runtime::files::likely_device;
 
 use super::consult::{forbids_storing, settings_use, variant_of};
 use super::invalidate::{invalidate, stands_for_get};

@@ -7,8 +7,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use gale_files::likely_device;
 use gale_runtime::ThreadPool;
-use gale_runtime::files::likely_device;
 
 use super::Caching;
 use crate::cache::CacheZone;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use gale_files::{GrowingReader, Grown, Rung, count_piece, likely_device};
 use gale_protocol::response::ResponseField;
-use gale_runtime::files::{GrowingReader, Grown, likely_device};
-use gale_runtime::{Bytes, Rung, count_piece};
+use gale_runtime::Bytes;
 
 use super::receive::announced_length;
 use super::resume::{Remainder, strong_tag};

@@ -20,8 +20,9 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::units;
+use gale_files::File;
 use gale_protocol::request::KnownHeader;
-use gale_runtime::{Device, File, Moment, PoolError, Timer, timeout};
+use gale_runtime::{Device, Moment, PoolError, Timer, timeout};
 
 use super::checked::{CheckedReader, ReadError};
 use super::opening::Unread;

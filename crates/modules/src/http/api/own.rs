@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use gale_base::histogram::Snapshot;
+use gale_files::{DeviceStatus, Rung};
 use gale_runtime::stall::StallKind;
 use gale_runtime::watchdog::{ListenerStatus, Stall};
-use gale_runtime::{DeviceStatus, PoolStatus, Remote, Rung, watchdog};
+use gale_runtime::{PoolStatus, Remote, watchdog};
 use gale_stream::session::loss::Loss;
 use serde_json::{Map, Value, json};
 
@@ -128,7 +129,7 @@ pub(super) fn devices() -> Value {
         }
         described
     };
-    gale_runtime::devices().into_iter().map(describe).collect()
+    gale_files::devices().into_iter().map(describe).collect()
 }
 
 /// Returns the memory passed between loops, and the leases of all loops.
@@ -144,7 +145,7 @@ pub(super) fn memory() -> Value {
 
 /// Returns how pieces of files were delivered, and the decisions of the page-cache policy.
 pub(super) fn files() -> Value {
-    let counters = gale_runtime::file_counters();
+    let counters = gale_files::file_counters();
     let rungs: Map<String, Value> = Rung::ALL
         .iter()
         .zip(counters.pieces.iter().zip(counters.bytes))

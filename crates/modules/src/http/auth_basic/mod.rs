@@ -26,6 +26,7 @@ use gale_base::os_error::OsErrorText;
 use gale_config::{Body, Contexts, Diagnostic, OneWith, Setting, Statement, Takes, Word, slot};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_files::{self as files, OpenFlags};
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -34,7 +35,6 @@ use gale_http::variables::template::Template;
 use gale_protocol::request::{KnownHeader, Method};
 use gale_protocol::response::ResponseField;
 use gale_runtime::ThreadPool;
-use gale_runtime::files::{self, OpenFlags};
 
 use credentials::Credentials;
 pub(super) use credentials::append_user;

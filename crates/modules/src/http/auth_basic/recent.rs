@@ -9,8 +9,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
+use gale_files::FileMetadata;
 use gale_http::request::worker::HttpWorker;
-use gale_runtime::{FileMetadata, Moment};
+use gale_runtime::Moment;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
@@ -118,7 +119,7 @@ fn key() -> &'static [u8; 32] {
 
 #[cfg(test)]
 mod tests {
-    use gale_runtime::files::FileKind;
+    use gale_files::FileKind;
 
     use super::*;
 

@@ -5,7 +5,7 @@
 use std::io::{self, BufRead, BufReader, Read};
 
 use bstr::ByteSlice;
-use gale_runtime::files::File;
+use gale_files::File;
 
 /// Longer lines match no user: a truncated hash would be another password.
 const LINE_BYTES_MAX: u64 = 16 * 1024;

@@ -9,6 +9,7 @@ use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Diagnostic, Statement, Word, values};
 use gale_engine::configuration::{Builder, ScopeRef};
+use gale_files::RefusedLinks;
 use gale_http::configuration::builder::{self, InHttp};
 use gale_http::configuration::settings::{
     Aio, Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
@@ -19,7 +20,6 @@ use gale_http::request::files::thread_pool::PoolName;
 use gale_http::request::post_action::PostAction;
 use gale_http::request::slow::SlowRequestLog;
 use gale_http::variables::template::{SizeTemplate, Template};
-use gale_runtime::files::RefusedLinks;
 use gale_worker::traffic::Traffic;
 
 use crate::core::log_level;

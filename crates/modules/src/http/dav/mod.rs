@@ -22,6 +22,7 @@ use gale_base::log_level::Level;
 use gale_config::{Body as Block, Contexts, Diagnostic, One, Setting, Statement, Takes, Updated, slot, values};
 use gale_engine::configuration::{Builder, Reach};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_files::likely_device;
 use gale_http::configuration::settings::Alias;
 use gale_http::files::placing::{Content, Target, directory_permissions, parse_permissions};
 use gale_http::module::HttpPart;
@@ -35,7 +36,6 @@ use gale_protocol::request::{Framing, KnownHeader, Method};
 use gale_protocol::uri;
 use gale_protocol::uri::escape::{Class, escape};
 use gale_runtime::default_pool;
-use gale_runtime::files::likely_device;
 
 use work::{Refusal, Skipped, Transfer};
 

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
+use gale_files::FileError;
 use gale_http::files::placing::{self, Access, Content, Target, copy_beside, rename, set_modified, with_parents};
-use gale_runtime::files::FileError;
 
 /// Maximum number of errors of one request that are logged individually.
 const ERRORS_MAX: usize = 16;

@@ -10,13 +10,14 @@ use gale_base::histogram::Snapshot;
 use gale_base::tally::Tally;
 use gale_engine::configuration::RESOLVERS;
 use gale_engine::zone::NamedZones;
+use gale_files::{DeviceStatus, FileCounters, Rung};
 use gale_http::cache::zone::{CacheZone, Counters};
 use gale_http::configuration::HttpConfiguration;
 use gale_http::upstream::caching::CacheStatus;
 use gale_resolver::{ResolverFigures, ResolverZone};
 use gale_runtime::stall::StallKind;
 use gale_runtime::watchdog::ListenerStatus;
-use gale_runtime::{DeviceStatus, FileCounters, Moment, PoolStatus, Remote, Rung};
+use gale_runtime::{Moment, PoolStatus, Remote};
 use gale_stream::session::configuration::StreamConfiguration;
 use gale_stream::session::loss::Loss;
 use gale_upstream::{Group, PeerReport, ReportedPeers};
@@ -81,8 +82,8 @@ impl Sources {
             loops: gale_runtime::watchdog::workers(),
             listeners: gale_runtime::watchdog::listeners(),
             pools: gale_runtime::pools(),
-            devices: gale_runtime::devices(),
-            files: gale_runtime::file_counters(),
+            devices: gale_files::devices(),
+            files: gale_files::file_counters(),
             http_servers: named(zones, HTTP_SERVERS),
             http_locations: named(zones, HTTP_LOCATIONS),
             stream_servers: named(zones, STREAM_SERVERS),

@@ -1,15 +1,15 @@
 //! File reads on the ring. Each has a slot with its memory and its file, until the kernel has finished with both.
 
 use std::cell::RefCell;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 
 use io_uring::{opcode, types};
 use rustix::io::Errno;
 
 use super::operation::{KIND_FILE_READ, user_data};
 use super::ring::{Completion, Queues, Ring};
+use crate::driver::file_read::{FileRead, FileReadEnd, FileReading, file_reading};
 use crate::executor::slots::{Key, Slots};
-use crate::files::file_read::{FileRead, FileReadEnd, FileReading, file_reading};
 
 /// Reads in flight per loop: more than a disk does at once. A read cannot be cancelled, so the limit is here and not
 /// with its waiter.
@@ -48,8 +48,7 @@ impl FileReads {
         let mut reads = self.reads.borrow_mut();
         for key in self.begun.borrow_mut().drain(..) {
             let (read, _) = reads.get_mut(key).expect("a slot stays until its read is done");
-            let direct = if read.is_direct { read.file.opened_directly().flatten() } else { None };
-            let descriptor = types::Fd(direct.unwrap_or_else(|| read.file.as_fd()).as_raw_fd());
+            let descriptor = types::Fd(read.source.descriptor().as_raw_fd());
             let into = &mut read.memory[read.into.clone()];
             // Pieces are far below 4 GiB.
             let entry = opcode::Read::new(descriptor, into.as_mut_ptr(), into.len() as u32).offset(read.offset);
@@ -60,16 +59,14 @@ impl FileReads {
     }
 
     pub fn handle_completion(&self, key: Key, completion: &Completion) {
-        let Some((read, end)) = self.reads.borrow_mut().remove(key) else { return };
+        let Some((mut read, end)) = self.reads.borrow_mut().remove(key) else { return };
         let result = usize::try_from(completion.result).map_err(|_| match completion.was_refused() {
             // A pool does it without memory of the ring.
             true => Errno::AGAIN,
             false => Errno::from_raw_os_error(-completion.result),
         });
-        match read.in_flight {
-            Some(in_flight) if result.is_ok() => in_flight.end(true),
-            in_flight => drop(in_flight),
-        }
+        read.source.handle_end(result.is_ok());
+        drop(read.source);
         if let Some(end) = end {
             end.finish((read.memory, result));
         }
@@ -82,7 +79,8 @@ impl FileReads {
         let mut given_up = Vec::new();
         self.reads.borrow_mut().for_each(|key, (read, end)| {
             if !self.begun.borrow().contains(&key) {
-                given_up.push((read.in_flight.take(), end.take()));
+                read.source.handle_end(false);
+                given_up.push(end.take());
             }
         });
         drop(given_up);
@@ -112,8 +110,9 @@ impl FileReads {
 #[cfg(test)]
 mod tests {
     use std::future::Future;
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::pin::pin;
-    use std::sync::Arc;
+    use std::rc::Rc;
     use std::task::{Context, Poll, Waker};
     use std::time::Duration;
 
@@ -121,35 +120,44 @@ mod tests {
 
     use super::super::IoUring;
     use super::*;
+    use crate::driver::file_read::ReadSource;
     use crate::driver::{Driver, FileDriver, RingOptions};
-    use crate::files::File;
-    use crate::files::page_cache::PageCache;
     use crate::memory::read_memory::ReadMemory;
-    use crate::time::now_anywhere;
+
+    /// A pipe, counted by its owners until its read has ended.
+    struct Pipe(Rc<OwnedFd>, Option<Rc<OwnedFd>>);
+
+    impl ReadSource for Pipe {
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+
+        fn handle_end(&mut self, _is_done: bool) {
+            self.1 = None;
+        }
+    }
 
     /// A driver; `None` where the kernel gives no ring.
     fn driver() -> Option<IoUring> {
         let inbox = eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor");
-        let driver = IoUring::new(&RingOptions::default(), false, 64, std::os::fd::AsFd::as_fd(&inbox));
+        let driver = IoUring::new(&RingOptions::default(), false, 64, inbox.as_fd());
         driver.inspect_err(|_| crate::skips::skip("no io_uring here")).ok()
     }
 
     /// A read that never completes, as on a hung disk: from a pipe without a writer.
-    fn hanging_read(file: &File, page_cache: &Arc<PageCache>) -> FileRead {
-        let in_flight = Some(page_cache.begin_read(1));
-        let memory = ReadMemory::new(16);
-        FileRead { file: file.clone(), is_direct: false, memory, into: 0..16, offset: 0, in_flight }
+    fn hanging_read(from: &Rc<OwnedFd>) -> FileRead {
+        let source = Pipe(Rc::clone(from), Some(Rc::clone(from)));
+        FileRead { source: Box::new(source), memory: ReadMemory::new(16), into: 0..16, offset: 0 }
     }
 
     #[test]
     fn a_read_in_flight_when_its_loop_ends_is_over_before_its_memory_goes() {
         let Some(driver) = driver() else { return };
-        let page_cache = PageCache::with_slots(8);
         let (from, _to) = rustix::pipe::pipe().expect("descriptors");
-        let file = File::from_std(from.into()).expect("a file");
-        let submitted = driver.read_file(hanging_read(&file, &page_cache)).ok().expect("room");
+        let from = Rc::new(from);
+        let submitted = driver.read_file(hanging_read(&from)).ok().expect("room");
         driver.wait(Some(Duration::ZERO)).expect("a turn");
-        let begun = driver.read_file(hanging_read(&file, &page_cache)).ok().expect("room");
+        let begun = driver.read_file(hanging_read(&from)).ok().expect("room");
         drop(driver);
         let mut cx = Context::from_waker(Waker::noop());
         // The memory is returned with the completion; a read that was never submitted has none to wait for.
@@ -162,14 +170,13 @@ mod tests {
     #[test]
     fn abandoned_read_counts_until_it_is_done() {
         let Some(driver) = driver() else { return };
-        let page_cache = PageCache::with_slots(8);
         let (from, _to) = rustix::pipe::pipe().expect("descriptors");
-        let file = File::from_std(from.into()).expect("a file");
-        let begin = || driver.read_file(hanging_read(&file, &page_cache)).ok().expect("room");
+        let from = Rc::new(from);
+        let begin = || driver.read_file(hanging_read(&from)).ok().expect("room");
         let readings: Vec<FileReading> = (0..8).map(|_| begin()).collect();
         driver.wait(Some(Duration::ZERO)).expect("a turn");
         drop(readings);
-        let in_flight = || page_cache.read_figures(now_anywhere())[0].1.in_flight;
+        let in_flight = || (Rc::strong_count(&from) - 1) / 2;
         assert_eq!(in_flight(), 8);
         drop(driver);
         assert_eq!(in_flight(), 0);

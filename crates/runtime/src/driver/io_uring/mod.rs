@@ -66,10 +66,10 @@ use self::operation::{
 };
 use self::ring::{Completion, Queues, Ring};
 use self::sockets::{LinuxSockets, Sockets};
+use super::file_read::{FileRead, FileReading};
 use super::{Driver, FileDriver, Fresh, RingCounters, RingOptions, StreamDriver};
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::files::file_read::{FileRead, FileReading};
 use crate::memory::buffer::Buffer;
 use crate::memory::output::Output;
 
