@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use gale_config::{Files, MemoryFiles, Sources, Statement, parse_text};
 use gale_engine::serve::Server;
+use gale_files::SimulatedFiles;
 use gale_modules::order::ORDER;
 use gale_process::{
     Account, BuildRequest, DataHandle, ListenAddress, ListenSpec, Listener, ListenerHandle, LockHandle, LogFile,
