@@ -1,5 +1,5 @@
 //! RFC 9111 and related rules as tables, one row for each rule: the section, the situation, and the outcome with each
-//! `proxy_cache_conformance`. Rules on a response's own fields alone are in `cache/policy/table.rs`.
+//! `proxy_cache_conformance`. Rules on a response's own fields alone are in `http-cache/src/policy/table.rs`.
 //!
 //! With `GALE_TEST_NGINX=/usr/sbin/nginx` that program gets the same requests, and its answers are compared with the
 //! column of nginx.

@@ -156,6 +156,54 @@ const ALLOWED: &[Allowed] = &[
         to: &["writer"],
         because: "files of one folder of `runtime`, which became this crate, know each other",
     },
+    Allowed {
+        in_crate: "http-cache",
+        from: &["eviction"],
+        to: &["index"],
+        because: "files of one folder of `http`, which became this crate, know each other",
+    },
+    Allowed {
+        in_crate: "http-cache",
+        from: &["key", "sums"],
+        to: &["format"],
+        because: "files of one folder of `http`, which became this crate, know each other",
+    },
+    Allowed {
+        in_crate: "http-cache",
+        from: &["policy"],
+        to: &["purges"],
+        because: "files of one folder of `http`, which became this crate, know each other",
+    },
+    Allowed {
+        in_crate: "http-cache",
+        from: &["settings"],
+        to: &["zone"],
+        because: "files of one folder of `http`, which became this crate, know each other",
+    },
+    Allowed {
+        in_crate: "http-upstream",
+        from: &["answering", "body", "caching", "client", "exclusive", "http2", "response", "store"],
+        to: &["attempt"],
+        because: "files of one folder of `http`, which became this crate, know each other",
+    },
+    Allowed {
+        in_crate: "http-upstream",
+        from: &["exclusive", "http2"],
+        to: &["answering"],
+        because: "files of one folder of `http`, which became this crate, know each other",
+    },
+    Allowed {
+        in_crate: "http-upstream",
+        from: &["answering", "caching"],
+        to: &["response"],
+        because: "files of one folder of `http`, which became this crate, know each other",
+    },
+    Allowed {
+        in_crate: "http-upstream",
+        from: &["body", "settings"],
+        to: &["store"],
+        because: "files of one folder of `http`, which became this crate, know each other",
+    },
 ];
 
 /// Every module of `from` may use every one of `to`.

@@ -1,7 +1,7 @@
 //! Simulators of cache eviction policies, to compare their hit rates. Each is a page long.
 //!
 //! They use keys and sizes only. Gale's policy is implemented here again in a few lines, because its index is not made
-//! for use by a benchmark; the test of `cache/index.rs` expects the same figures from the index.
+//! for use by a benchmark; the test of `http-cache/src/index.rs` expects the same figures from the index.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 

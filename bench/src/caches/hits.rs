@@ -51,7 +51,7 @@ pub fn measure(_options: &Options) -> Measured {
 mod tests {
     use super::*;
 
-    /// The test of the index (`crates/http/src/cache/index.rs`) requires more hits than LRU. This one checks that the
+    /// The test of the index (`crates/http-cache/src/index.rs`) requires more hits than LRU. This one checks that the
     /// simulated policy is Gale's, with the figures of the index for the same traces.
     #[test]
     fn the_simulated_rule_of_gale_has_the_hits_of_its_index() {

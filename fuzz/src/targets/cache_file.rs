@@ -1,8 +1,8 @@
 //! Headers of stored responses and the journal of a cache: reading arbitrary bytes stays within them, a value that was
 //! read is written back unchanged, and a single flipped bit is detected.
 
-use gale_http::cache::format::{HEADER_MAX, Unreadable, decode, encode, header_length};
-use gale_http::cache::journal::{Account, Changes, Outcome, Scan, header};
+use gale_http_cache::format::{HEADER_MAX, Unreadable, decode, encode, header_length};
+use gale_http_cache::journal::{Account, Changes, Outcome, Scan, header};
 
 /// Position of the checksum, at the end of the header's fixed part.
 const CRC: std::ops::Range<usize> = 92..96;

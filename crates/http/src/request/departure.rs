@@ -10,7 +10,7 @@ use crate::request::exchange::Exchange;
 /// How long a client that has ended its own direction is waited with by a handler. Over TCP one that has closed its
 /// socket looks the same until something is sent to it; so a disk that hangs would keep them for ever. An hour is
 /// longer than anybody waits for an answer.
-pub(crate) const HANDLER_PATIENCE: Duration = Duration::from_secs(3600);
+pub const HANDLER_PATIENCE: Duration = Duration::from_secs(3600);
 
 /// How often the connection of such a client is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

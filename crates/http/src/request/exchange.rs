@@ -29,7 +29,7 @@ use crate::request::configuration::settings::MinRate;
 use crate::request::slow::ExchangeWaits;
 
 /// While more than so many bytes are queued for the client, the source of a body or of a tunnel is asked for no more.
-pub(crate) const LOW_WATER_BYTES: u64 = 16 * 1024;
+pub const LOW_WATER_BYTES: u64 = 16 * 1024;
 
 /// Why an exchange cannot go on. The connection is lost for it in every case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

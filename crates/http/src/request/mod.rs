@@ -10,12 +10,13 @@ pub mod body;
 pub mod browser;
 pub mod configuration;
 mod counting;
-pub(crate) mod departure;
+pub mod departure;
 pub mod error_page;
 pub mod exchange;
 pub mod files;
 pub mod filters;
 pub mod forwarded;
+mod hooks;
 pub mod limit_rate;
 mod outcome;
 pub mod own;
@@ -78,7 +79,7 @@ struct Client {
 }
 
 /// Another server that a request is passed to, as messages show it.
-pub(crate) struct PassedTo {
+pub struct PassedTo {
     /// `http://`
     pub scheme: &'static str,
     /// Its address, or the name of its group.

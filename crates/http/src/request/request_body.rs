@@ -128,7 +128,7 @@ impl Default for Passed {
 
 impl PassedBody {
     /// Notes a piece that has come, if the configuration mentions `$request_body`.
-    pub(crate) fn note(request: &Request, piece: &[u8]) {
+    pub fn note(request: &Request, piece: &[u8]) {
         if !request.http().variables.mentions("request_body") {
             return;
         }

@@ -34,7 +34,7 @@ pub struct SlowRequestLog {
 
 /// What kept a request waiting, as far as nobody else knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub enum Cause {
     /// The client, in the middle of the head.
     Head,
     /// `limit_req`, `auth_delay`.
@@ -60,14 +60,17 @@ pub(crate) struct Waits {
 
 /// The times of all servers that were tried, added up.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct UpstreamTimes {
+pub struct UpstreamTimes {
+    /// Until there was a connection.
     pub connect: Duration,
+    /// Until the head had come.
     pub first_byte: Duration,
+    /// Until the end.
     pub whole: Duration,
 }
 
 /// Knows the times of the servers that a request was passed to: a note of the request.
-pub(crate) struct AsksUpstream(pub fn(&Request) -> UpstreamTimes);
+pub struct AsksUpstream(pub fn(&Request) -> UpstreamTimes);
 
 /// What an exchange knows of its client's waits and its own.
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,7 +82,7 @@ pub struct ExchangeWaits {
 }
 
 /// Whether the times of this request are noted.
-pub(crate) fn is_noted(request: &Request) -> bool {
+pub fn is_noted(request: &Request) -> bool {
     request.scope().core.slow_request_log.get_opt().is_some_and(Option::is_some)
 }
 
@@ -110,13 +113,14 @@ impl Request {
 }
 
 /// A wait that is under way; it is noted when this is dropped.
-pub(crate) struct Wait {
+pub struct Wait {
     noted: Option<(Rc<Shared>, Moment)>,
     cause: Cause,
 }
 
 impl Wait {
-    pub(crate) fn begin(request: &Request, cause: Cause) -> Wait {
+    /// Begins to wait, if the times of this request are noted.
+    pub fn begin(request: &Request, cause: Cause) -> Wait {
         Wait { noted: notes_of(request).map(|shared| (shared, gale_runtime::now())), cause }
     }
 }

@@ -10,18 +10,18 @@ use gale_base::units;
 use gale_config::{Diagnostic, Setting, Statement, Word, values};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
 use gale_engine::variables::is_name_byte;
-use gale_http::cache::CacheZone;
-use gale_http::cache::key::Levels;
-use gale_http::cache::policy::Conformance;
-use gale_http::cache::policy::freshness::Heuristic;
-use gale_http::cache::services::CacheService;
-use gale_http::cache::settings::{
+use gale_http::configuration::builder::InHttp;
+use gale_http::variables::template::Template;
+use gale_http_cache::CacheZone;
+use gale_http_cache::key::Levels;
+use gale_http_cache::policy::Conformance;
+use gale_http_cache::policy::freshness::Heuristic;
+use gale_http_cache::services::CacheService;
+use gale_http_cache::settings::{
     CacheChoice, CacheDirectory, CacheKey, CachePath, PathOptions, QueryInKey, Valid, method_bit,
 };
-use gale_http::configuration::builder::InHttp;
-use gale_http::upstream::settings::{CacheSettings, HasGroup, RetryOn, StoreSettings, UpstreamOf};
-use gale_http::upstream::store::StoreTo;
-use gale_http::variables::template::Template;
+use gale_http_upstream::settings::{CacheSettings, HasGroup, RetryOn, StoreSettings, UpstreamOf};
+use gale_http_upstream::store::StoreTo;
 use gale_protocol::request::Method;
 use gale_spool::TempPath;
 use gale_worker::service::ServiceSpec;

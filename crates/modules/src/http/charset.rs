@@ -34,8 +34,8 @@ use gale_http::request::Request;
 use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::filters::Change;
 use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
-use gale_http::upstream::AccelCharset;
 use gale_http::variables::VariableId;
+use gale_http_upstream::AccelCharset;
 use gale_protocol::response::ResponseField;
 use gale_runtime::Effort;
 

@@ -13,9 +13,9 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::Flow;
-use gale_http::upstream::caching::Consulted;
-use gale_http::upstream::settings::UpstreamOf;
-use gale_http::upstream::{KeepHead, Passing, pass_on};
+use gale_http_upstream::caching::Consulted;
+use gale_http_upstream::settings::UpstreamOf;
+use gale_http_upstream::{KeepHead, Passing, pass_on};
 use gale_protocol::scgi;
 use gale_upstream::{AddressPass, plain};
 

@@ -27,8 +27,8 @@ use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::filters::{Filter, Filtered};
 use gale_http::request::response::{FieldList, ResponseHead, ShortText};
 use gale_http::request::subrequest::Subrequest;
-use gale_http::upstream::caching::CacheNote;
 use gale_http::variables::Variable;
+use gale_http_upstream::caching::CacheNote;
 use gale_protocol::request::KnownHeader;
 use gale_protocol::response::ResponseField;
 

@@ -8,9 +8,9 @@ use gale_engine::configuration::Reach;
 use gale_http::request::Request;
 use gale_http::request::configuration::Scope;
 use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
-use gale_http::upstream::caching::{CacheNote, Consulted, Serving, consult, try_hit};
-use gale_http::upstream::settings::{HasGroup, StoreSettings, UpstreamOf, UpstreamProtocol, UpstreamSettings};
-use gale_http::upstream::{HeadRewriter, KeepHead};
+use gale_http_upstream::caching::{CacheNote, Consulted, Serving, consult, try_hit};
+use gale_http_upstream::settings::{HasGroup, StoreSettings, UpstreamOf, UpstreamProtocol, UpstreamSettings};
+use gale_http_upstream::{HeadRewriter, KeepHead};
 use gale_upstream::LookUpError;
 
 /// Settings of a module that passes requests on.

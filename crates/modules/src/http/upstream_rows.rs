@@ -10,7 +10,7 @@ use gale_engine::module::Directive;
 use gale_engine::virtual_servers::TlsClientDraft;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
-use gale_http::upstream::settings::{
+use gale_http_upstream::settings::{
     HasGroup, Ignored, ResponseBodySettings, RetryOn, ServerTlsSettings, UpstreamOf, UpstreamProtocol,
 };
 use gale_spool::TempPath;
@@ -36,7 +36,7 @@ macro_rules! upstream_protocol {
                 self.pass.is_some()
             }
 
-            fn upstream(&self) -> &gale_http::upstream::settings::UpstreamOf<$protocol> {
+            fn upstream(&self) -> &gale_http_upstream::settings::UpstreamOf<$protocol> {
                 &self.upstream
             }
 
@@ -47,19 +47,19 @@ macro_rules! upstream_protocol {
             $($($function)*)?
         }
 
-        impl gale_http::upstream::settings::UpstreamProtocol for $protocol {
+        impl gale_http_upstream::settings::UpstreamProtocol for $protocol {
             const PREFIX: &'static str = $prefix;
             const RETRY_CONDITIONS: &'static [(&'static str, u32)] = $conditions;
 
-            fn begin() -> gale_http::upstream::settings::UpstreamSettings {
-                let mut settings = gale_http::upstream::settings::UpstreamSettings::without_groups();
-                $(settings.begin::<gale_http::upstream::settings::$group>();)*
+            fn begin() -> gale_http_upstream::settings::UpstreamSettings {
+                let mut settings = gale_http_upstream::settings::UpstreamSettings::without_groups();
+                $(settings.begin::<gale_http_upstream::settings::$group>();)*
                 $($(settings.$($field).+ = $value;)*)?
                 settings
             }
         }
 
-        $(impl gale_http::upstream::settings::HasGroup<gale_http::upstream::settings::$group> for $protocol {})*
+        $(impl gale_http_upstream::settings::HasGroup<gale_http_upstream::settings::$group> for $protocol {})*
 
         /// Rows of the protocol's groups.
         const GROUP_ROWS: &[&[gale_engine::module::Directive]] =
@@ -244,9 +244,9 @@ macro_rules! rows {
 macro_rules! group_slot {
     ($group:ident, $conf:ty, $($field:ident).+) => {
         gale_config::Slot {
-            read: |conf: &$conf| &conf.upstream.group::<gale_http::upstream::settings::$group>().$($field).+,
+            read: |conf: &$conf| &conf.upstream.group::<gale_http_upstream::settings::$group>().$($field).+,
             write: |conf: &mut $conf| {
-                &mut conf.upstream.group_mut::<gale_http::upstream::settings::$group>().$($field).+
+                &mut conf.upstream.group_mut::<gale_http_upstream::settings::$group>().$($field).+
             },
         }
     };

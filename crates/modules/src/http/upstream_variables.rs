@@ -7,9 +7,9 @@ use std::net::SocketAddr;
 
 use bstr::ByteSlice;
 use gale_http::request::Request;
-use gale_http::upstream::caching::CacheNote;
-use gale_http::upstream::record::{Attempt, Entry, Records};
 use gale_http::variables::Variable;
+use gale_http_upstream::caching::CacheNote;
+use gale_http_upstream::record::{Attempt, Entry, Records};
 
 use super::variables::is_folded;
 use crate::shared::append::{append, append_joined, append_number, append_or_dash, append_seconds_or_dash};

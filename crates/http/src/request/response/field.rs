@@ -138,7 +138,7 @@ impl Deref for FieldName {
 
 impl FieldText {
     /// A part of a received head: a copy if it is short, else shared.
-    pub(crate) fn part_of(head: &Bytes, range: Range<usize>) -> FieldText {
+    pub fn part_of(head: &Bytes, range: Range<usize>) -> FieldText {
         if range.len() <= SHORT_MAX { FieldText::from(&head[range]) } else { FieldText::from(head.slice(range)) }
     }
 }
@@ -154,7 +154,7 @@ impl FieldText {
 
 impl FieldName {
     /// A name in a received head; `known` is the parser's result.
-    pub(crate) fn part_of(head: &Bytes, range: Range<usize>, known: Option<ResponseField>) -> FieldName {
+    pub fn part_of(head: &Bytes, range: Range<usize>, known: Option<ResponseField>) -> FieldName {
         FieldName { text: FieldText::part_of(head, range), known }
     }
 }
@@ -218,7 +218,7 @@ impl FieldList {
     }
 
     /// Packs all fields, with copies of their texts.
-    pub(crate) fn pack(&self, packer: &mut Packer<'_>) {
+    pub fn pack(&self, packer: &mut Packer<'_>) {
         packer.size(self.fields.len());
         for field in &self.fields {
             packer.text(&field.name);
@@ -227,7 +227,7 @@ impl FieldList {
     }
 
     /// Adds the packed fields.
-    pub(crate) fn unpack(&mut self, unpacker: &mut Unpacker<'_>) {
+    pub fn unpack(&mut self, unpacker: &mut Unpacker<'_>) {
         for _ in 0..unpacker.size() {
             let (name, value) = (unpacker.text(), unpacker.text());
             self.push(Field { name: name.into(), value: value.into() });
@@ -240,17 +240,18 @@ impl FieldList {
     }
 
     /// An empty list with capacity for `count` fields.
-    pub(crate) fn with_capacity(count: usize) -> FieldList {
+    pub fn with_capacity(count: usize) -> FieldList {
         FieldList { fields: Vec::with_capacity(count), present: 0 }
     }
 
-    pub(crate) fn push(&mut self, field: Field) {
+    /// Adds a field at the end.
+    pub fn push(&mut self, field: Field) {
         self.present |= field.name.known.map_or(0, bit);
         self.fields.push(field);
     }
 
     /// Copies all shared texts, so that the head that they belong to can be freed.
-    pub(crate) fn detach(&mut self) {
+    pub fn detach(&mut self) {
         for field in &mut self.fields {
             field.name.text.detach();
             field.value.detach();

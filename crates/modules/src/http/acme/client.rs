@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gale_http::request::response::FieldList;
-use gale_http::upstream::PassingTls;
-use gale_http::upstream::client::{ClientConnection, ClientError, ClientRequest, Patience};
+use gale_http_upstream::PassingTls;
+use gale_http_upstream::client::{ClientConnection, ClientError, ClientRequest, Patience};
 use gale_protocol::request::Method;
 use gale_runtime::{Bytes, ConnectOptions, SocketAddress, default_pool, wall_seconds};
 use gale_worker::Worker;

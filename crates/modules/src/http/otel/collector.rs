@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use gale_config::server_address::ServerAddress;
-use gale_http::upstream::client::{Answer, ClientError, ClientRequest, Patience};
-use gale_http::upstream::{Http2Request, PassingTls};
+use gale_http_upstream::client::{Answer, ClientError, ClientRequest, Patience};
+use gale_http_upstream::{Http2Request, PassingTls};
 use gale_protocol::http1::request_writer::{Unwritable, write_field};
 use gale_protocol::request::Method;
 use gale_runtime::{Bytes, ConnectOptions, SocketAddress};

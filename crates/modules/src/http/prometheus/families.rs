@@ -11,9 +11,9 @@ use gale_base::tally::Tally;
 use gale_engine::configuration::RESOLVERS;
 use gale_engine::zone::NamedZones;
 use gale_files::{DeviceStatus, FileCounters, Rung};
-use gale_http::cache::zone::{CacheZone, Counters};
 use gale_http::configuration::HttpConfiguration;
-use gale_http::upstream::caching::CacheStatus;
+use gale_http_cache::zone::{CacheZone, Counters};
+use gale_http_upstream::caching::CacheStatus;
 use gale_resolver::{ResolverFigures, ResolverZone};
 use gale_runtime::stall::StallKind;
 use gale_runtime::watchdog::ListenerStatus;
@@ -1055,7 +1055,7 @@ fn cache_counter(sources: &Sources, item: usize, out: &mut Out, of: fn(&Counters
     out.sample(&[("cache", name)], of(&cache.counters).load(Relaxed));
 }
 
-fn cache_uses(sources: &Sources, item: usize, out: &mut Out, of: fn(&gale_http::cache::zone::UseFigures) -> u64) {
+fn cache_uses(sources: &Sources, item: usize, out: &mut Out, of: fn(&gale_http_cache::zone::UseFigures) -> u64) {
     let (name, cache) = &sources.caches[item];
     for (status, figures) in CacheStatus::ALL.iter().zip(cache.counters.uses.figures()) {
         out.sample(&[("cache", name), ("status", &status.name().to_ascii_lowercase())], of(&figures));

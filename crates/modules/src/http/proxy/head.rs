@@ -7,8 +7,8 @@ use bstr::BString;
 use gale_config::{Diagnostic, Setting, Statement};
 use gale_engine::configuration::Builder;
 use gale_http::request::Request;
-use gale_http::upstream::Http2Request;
-use gale_http::upstream::caching::CacheNote;
+use gale_http_upstream::Http2Request;
+use gale_http_upstream::caching::CacheNote;
 use gale_protocol::http1::lists_token;
 use gale_protocol::http1::request_writer::{
     Unwritable, write_field, write_field_unless_empty, write_head_end, write_request_line,

@@ -18,7 +18,7 @@ use gale_config::{Diagnostic, Statement};
 use gale_engine::configuration::{Builder, ScopeId, ServerId};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::own::OwnRequest;
-use gale_http::upstream::client::{ClientRequest, note_answer, note_server};
+use gale_http_upstream::client::{ClientRequest, note_answer, note_server};
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::{Method, Version};
 use gale_runtime::Bytes;

@@ -16,9 +16,9 @@ use gale_engine::configuration::Builder;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::request::response::Field;
-use gale_http::upstream::client::Answer;
 use gale_http::variables::regex::Regex;
 use gale_http::variables::template::Template;
+use gale_http_upstream::client::Answer;
 
 use super::Conf;
 use crate::shared::check_row;

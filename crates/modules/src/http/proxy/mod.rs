@@ -38,16 +38,16 @@ use gale_http::request::Request;
 use gale_http::request::phases::Flow;
 use gale_http::request::request_body::read_body;
 use gale_http::request::response::ShortText;
-use gale_http::upstream::caching::{CacheNote, Consulted, Serving};
-use gale_http::upstream::http1::{Chunked, Http1Reader};
-use gale_http::upstream::receiving::ResponseReader;
-use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
-use gale_http::upstream::settings::{HeadSettings, RetryOn, ServerTlsSettings, UpstreamOf};
-use gale_http::upstream::{
-    Alone, HeadRewriter, Http2Request, Passing, PassingTls, ServerNames, USUALLY_HIDDEN, Wire, pass_on,
-};
 use gale_http::variables::Variable;
 use gale_http::variables::template::Template;
+use gale_http_upstream::caching::{CacheNote, Consulted, Serving};
+use gale_http_upstream::http1::{Chunked, Http1Reader};
+use gale_http_upstream::receiving::ResponseReader;
+use gale_http_upstream::sending::{BodyFraming, RequestBody, Unframed};
+use gale_http_upstream::settings::{HeadSettings, RetryOn, ServerTlsSettings, UpstreamOf};
+use gale_http_upstream::{
+    Alone, HeadRewriter, Http2Request, Passing, PassingTls, ServerNames, USUALLY_HIDDEN, Wire, pass_on,
+};
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::{KnownHeader, Method, Version};
 use gale_runtime::Bytes;

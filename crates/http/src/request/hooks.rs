@@ -1,0 +1,31 @@
+//! Hooks of a request for the crates above: calls at its end, and what messages show of a server that it is passed to.
+
+use crate::request::{PassedTo, Request};
+
+impl Request {
+    /// Calls `count` when the request is over, however it ends.
+    pub fn call_at_end(&mut self, count: fn(&Request)) {
+        self.at_end = Some(count);
+    }
+
+    /// Calls `forget` if the response turns out to be wrong ([`Request::refuse_response`]).
+    pub fn call_when_refused(&mut self, forget: fn(&Request)) {
+        self.when_refused = Some(forget);
+    }
+
+    /// Sets the server that messages show.
+    pub fn show_passed_to(&mut self, passed_to: PassedTo) {
+        self.passed_to = Some(passed_to);
+    }
+
+    /// Bytes of bodies of subrequests that have been counted by themselves ([`Request::count_part`]).
+    pub fn counted_in_parts(&self) -> u64 {
+        self.shared.counted_bytes.get()
+    }
+
+    /// Notes that the body of this subrequest counts by itself, and not as a part of the client's answer.
+    pub fn count_part(&self, bytes: u64) {
+        let counted = &self.shared.counted_bytes;
+        counted.set(counted.get() + bytes);
+    }
+}
