@@ -18,9 +18,9 @@ use gale_process::{IdleNote, Successor};
 use gale_runtime::{Detached, TaskId};
 use gale_tls::Transport;
 
-use super::HttpConnection;
 use super::beginning::Beginning;
 use super::worker::HttpConnections;
+use super::{HttpConnection, Stage};
 
 /// How long a connection that cannot be passed is kept for a request whose answer can say that it closes.
 const KEPT_TIME: Duration = Duration::from_secs(10);
@@ -79,28 +79,39 @@ pub(super) fn pass_idle(connections: &Rc<HttpConnections>, successor: &Successor
 impl HttpConnection {
     /// Whether it is idle and nothing has to be known of it but what an [`IdleNote`] tells.
     fn can_be_passed(&self) -> bool {
-        let is_new = self.began.get().is_none() && self.info.requests.get() == 0;
-        let is_plain = self.began.get() == Some(Beginning { proxy_protocol: false, ssl: false });
-        matches!(self.stream, Transport::Plain(_))
-            && self.is_idle()
-            && !self.is_multiplexed()
+        let client = &self.client;
+        let began = client.began.get();
+        let is_new = began.is_none() && client.info.requests.get() == 0;
+        let is_plain = began == Some(Beginning { proxy_protocol: false, ssl: false });
+        matches!(client.stream, Transport::Plain(_))
+            && client.is_idle()
             && (is_new || is_plain)
-            && self.next_generation().is_none()
-            && !self.http1.borrow().has_input()
-            && self.info.passes() == 0
-            && !self.info.has_notes()
+            && client.next_generation().is_none()
+            && self.holds_nothing()
+            && client.info.passes() == 0
+            && !client.info.has_notes()
     }
 
-    /// Takes its socket out of the loop, if it is still idle. It is to be closed then.
+    /// Returns `true` if the stage holds nothing that another process would have to know.
+    fn holds_nothing(&self) -> bool {
+        match &*self.stage.borrow() {
+            Stage::Beginning(first) => first.is_empty(),
+            Stage::Http1(http1) => !http1.has_input(),
+            Stage::Tls | Stage::Preface(_) | Stage::Http2(_) | Stage::Lingering => false,
+        }
+    }
+
+    /// Takes the socket out of the loop, if the connection is still idle. The connection has to be closed then.
     fn leave(&self, task: TaskId) -> Option<(IdleNote, Detached)> {
         if gale_runtime::is_awake(task) || !self.can_be_passed() {
             return None;
         }
-        let Transport::Plain(stream) = &self.stream else { return None };
+        let client = &self.client;
+        let Transport::Plain(stream) = &client.stream else { return None };
         let note = IdleNote {
-            listening: (*self.info.listening).clone(),
-            requests: self.info.requests.get(),
-            age: gale_runtime::now().since(self.info.accepted),
+            listening: (*client.info.listening).clone(),
+            requests: client.info.requests.get(),
+            age: gale_runtime::now().since(client.info.accepted),
             idle_max: self.idle_left(),
         };
         Some((note, stream.release().ok()?))
@@ -108,13 +119,13 @@ impl HttpConnection {
 
     /// How long it may still be idle.
     fn idle_left(&self) -> Duration {
-        let idle = gale_runtime::now().since(self.idle_since.get());
-        Duration::from_millis(self.idle_max_ms.get().into()).saturating_sub(idle)
+        let idle = gale_runtime::now().since(self.client.idle_since.get());
+        Duration::from_millis(self.client.idle_max_ms.get().into()).saturating_sub(idle)
     }
 
     /// Goes on with a connection that another process has served.
     pub(super) fn resume(&self, idle_max: Duration) {
-        self.began.set(Some(Beginning { proxy_protocol: false, ssl: false }));
-        self.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
+        self.client.began.set(Some(Beginning { proxy_protocol: false, ssl: false }));
+        self.client.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
     }
 }

@@ -1,4 +1,4 @@
-//! Lingering close: a connection is read from for a while before it is closed, so that the client gets to see the
+//! The stage `Lingering`: a connection is read from for a while before it is closed, so that the client gets to see the
 //! answer. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#lingering_close>)
 
 use std::future::poll_fn;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use gale_runtime::Buffer;
 
-use super::HttpConnection;
+use super::{HttpConnection, Stage};
 use crate::request::configuration::settings::CoreSettings;
 
-/// A closing connection is read from in pieces of this size.
+/// Size of a read from a closing connection.
 const DISCARD_BYTES: usize = 16 * 1024;
 
-/// How long a closing connection is read from: as the location says that answered.
+/// Limits of the reading from a closing connection, as set by the location that answered.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Lingering {
     time_max: Duration,
@@ -26,20 +26,20 @@ impl Lingering {
 }
 
 impl HttpConnection {
-    /// Lingering close: says that nothing more will come, and reads on for a while;
-    /// closing at once would make the kernel take back what the client has not
-    /// read yet. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#lingering_close>)
+    /// Ends our direction and reads on for a while. If the connection were closed at once, the kernel would take back
+    /// what the client has not read yet.
     pub(super) async fn linger(&self, lingering: Lingering) {
-        if self.stream.shutdown_write().is_err() {
+        let stream = &self.client.stream;
+        if stream.shutdown_write().is_err() {
             return;
         }
-        self.http1.borrow_mut().forget();
+        self.enter(Stage::Lingering);
         let mut discarded = Buffer::new();
         let everything = async {
             loop {
                 let received = gale_runtime::timeout(
                     lingering.silence_max,
-                    poll_fn(|context| self.stream.poll_recv(context, &mut discarded, DISCARD_BYTES)),
+                    poll_fn(|context| stream.poll_recv(context, &mut discarded, DISCARD_BYTES)),
                 )
                 .await;
                 match received {

@@ -6,11 +6,10 @@ use gale_engine::configuration::ServerId;
 use gale_process::ListenAddress;
 use gale_runtime::SocketAddress;
 
-use super::HttpConnection;
 use super::beginning::Beginning;
+use super::client::Client;
 use crate::request::configuration::settings::CoreSettings;
 use crate::request::configuration::{Address, HttpConfiguration};
-use crate::request::exchange::Exchange;
 
 /// An address of the configuration: its index and one, so that none takes no room.
 #[derive(Clone, Copy)]
@@ -36,7 +35,7 @@ impl AddressIndex {
     }
 }
 
-impl HttpConnection {
+impl Client {
     /// The servers behind the connection's address, as the configuration now has it;
     /// `None` when it is not there any more.
     pub(super) fn place(&self, http: &HttpConfiguration) -> Option<AddressIndex> {

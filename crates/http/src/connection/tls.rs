@@ -20,7 +20,7 @@ use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
 use gale_protocol::client_hello;
 use gale_protocol::request::Method;
-use gale_runtime::{Buffer, Moment};
+use gale_runtime::{Buffer, Moment, Timer};
 use gale_tls::accepting::{self, FIRST_BYTES, FirstMessage, HandshakeOwner, Unfit};
 use gale_tls::challenges::{self, Found};
 use gale_tls::ocsp;
@@ -28,9 +28,10 @@ use gale_tls::settings::VerifyClient;
 use gale_tls::{TlsServer, TlsStream};
 use gale_worker::traffic::{Shaken, count_handshake};
 
-use super::HttpConnection;
 use super::beginning::{Beginning, Untrusted};
+use super::client::Client;
 use super::place::AddressIndex;
+use super::{Begun, HttpConnection, http1};
 use crate::request::Request;
 use crate::request::configuration::HttpConfiguration;
 use crate::request::exchange::Exchange;
@@ -52,75 +53,75 @@ enum First {
     Refused,
 }
 
-impl HttpConnection {
-    /// Receives the beginning of a connection, up to the end of the handshake. Says whether requests may come.
-    pub(super) async fn begin_tls(self: &Rc<Self>) -> bool {
-        let Some(stream) = self.stream.tls() else { return true };
-        let Some(wait) = self.first_wait() else { return false };
-        self.note_idle();
-        let begun = gale_runtime::timeout(wait, self.handshake(stream)).await;
-        self.idle_since.set(Moment::NEVER);
-        begun.unwrap_or_else(|_| {
-            if stream.is_tls() {
-                accepting::time_out(&Shaking { connection: self, stream });
-            }
-            false
-        })
-    }
+/// Receives the beginning of a connection, up to the end of the handshake.
+pub(super) async fn begin(connection: &Rc<HttpConnection>) -> Begun {
+    let client = &connection.client;
+    let Some(stream) = client.stream.tls() else { return Begun::Closed };
+    let Some(wait) = client.first_wait() else { return Begun::Closed };
+    client.note_idle();
+    let begun = gale_runtime::timeout(wait, handshake(connection, stream)).await;
+    client.idle_since.set(Moment::NEVER);
+    begun.unwrap_or_else(|_| {
+        if stream.is_tls() {
+            accepting::time_out(&Shaking { client, stream });
+        }
+        Begun::Closed
+    })
+}
 
-    async fn handshake(self: &Rc<Self>, stream: &TlsStream) -> bool {
-        let mut input = Buffer::new();
-        let mut had_header = false;
-        let mut may_be_challenge = true;
-        loop {
-            match poll_fn(|context| stream.poll_recv(context, &mut input, FIRST_BYTES)).await {
-                Ok(1..) => {}
-                Ok(0) | Err(_) => return false,
-            }
-            let mut first = self.look_at_first(stream, &mut input, &mut had_header, may_be_challenge);
-            if let First::Challenge(name) = &first {
-                if let Some(server) = challenges::tls_server_elsewhere(name).await {
-                    match self.start_session(stream, &server, Some(name), false, std::mem::take(&mut input)) {
-                        true => break,
-                        false => return false,
-                    }
+async fn handshake(connection: &Rc<HttpConnection>, stream: &TlsStream) -> Begun {
+    let client = &connection.client;
+    let mut input = Buffer::new();
+    let mut had_header = false;
+    let mut may_be_challenge = true;
+    loop {
+        match poll_fn(|context| stream.poll_recv(context, &mut input, FIRST_BYTES)).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Begun::Closed,
+        }
+        let mut first = client.look_at_first(stream, &mut input, &mut had_header, may_be_challenge);
+        if let First::Challenge(name) = &first {
+            if let Some(server) = challenges::tls_server_elsewhere(name).await {
+                match client.start_session(stream, &server, Some(name), false, std::mem::take(&mut input)) {
+                    true => break,
+                    false => return Begun::Closed,
                 }
-                may_be_challenge = false;
-                first = self.look_at_first(stream, &mut input, &mut had_header, may_be_challenge);
             }
-            match first {
-                First::Unknown | First::Challenge(_) => {}
-                First::Plain => {
-                    self.http1.borrow_mut().set_input(input, &self.connections);
-                    return true;
+            may_be_challenge = false;
+            first = client.look_at_first(stream, &mut input, &mut had_header, may_be_challenge);
+        }
+        match first {
+            First::Unknown | First::Challenge(_) => {}
+            First::Plain => return Begun::Http1(http1::State::begin(Timer::new(), input, &client.connections)),
+            First::Handshake => break,
+            First::NeedsCertificates(server, http2) => {
+                if !start_with_certificates(connection, stream, server, http2, std::mem::take(&mut input)).await {
+                    return Begun::Closed;
                 }
-                First::Handshake => break,
-                First::NeedsCertificates(server, http2) => {
-                    if !self.start_with_certificates(stream, server, http2, std::mem::take(&mut input)).await {
-                        return false;
-                    }
-                    break;
-                }
-                First::Refused => return false,
+                break;
             }
+            First::Refused => return Begun::Closed,
         }
-        drop(input);
-        if !accepting::finish(&Shaking { connection: self, stream }, stream).await {
-            return false;
-        }
-        // The handshake was the answer (RFC 8737, section 3).
-        if stream.details(|details| details.alpn() == Some(challenges::ALPN)) == Some(true) {
-            return false;
-        }
-        let log = |level, message: &str| self.log_tls(level, &message);
-        Box::pin(ocsp::clients::validate(&self.worker().common, stream, log)).await;
-        let configuration = self.next_configuration();
-        if let Some(place) = self.place(configuration.http()) {
-            self.set_nodelay(place.core(configuration.http()));
-        }
-        true
     }
+    drop(input);
+    if !accepting::finish(&Shaking { client, stream }, stream).await {
+        return Begun::Closed;
+    }
+    // The handshake was the answer (RFC 8737, section 3).
+    let has_agreed_on = |protocol| stream.details(|details| details.alpn() == Some(protocol)) == Some(true);
+    if has_agreed_on(challenges::ALPN) {
+        return Begun::Closed;
+    }
+    let log = |level, message: &str| client.log_connection(level, format_args!("{message}"));
+    Box::pin(ocsp::clients::validate(&client.worker().common, stream, log)).await;
+    let configuration = client.next_configuration();
+    if let Some(place) = client.place(configuration.http()) {
+        client.set_nodelay(place.core(configuration.http()));
+    }
+    if has_agreed_on(b"h2") { Begun::Http2(Buffer::new()) } else { Begun::Http1(http1::State::default()) }
+}
 
+impl Client {
     fn look_at_first(
         &self,
         stream: &TlsStream,
@@ -152,7 +153,7 @@ impl HttpConnection {
         let FirstMessage { name, asks_challenge, old_version, hello } = first;
         if let Some(version) = old_version {
             stream.note_server_name(name.as_deref());
-            accepting::refuse_version(&Shaking { connection: self, stream }, stream, version);
+            accepting::refuse_version(&Shaking { client: self, stream }, stream, version);
             return First::Refused;
         }
         if let Some(hello) = hello.filter(|_| http.keeps_client_hello) {
@@ -180,7 +181,7 @@ impl HttpConnection {
         };
         let Some(tls) = &http.server(server).tls else { return First::Refused };
         if tls.rejects() {
-            accepting::reject(&Shaking { connection: self, stream }, stream);
+            accepting::reject(&Shaking { client: self, stream }, stream);
             count_handshake(http.server(server).zone.as_deref(), Shaken::Failed);
             return First::Refused;
         }
@@ -205,48 +206,10 @@ impl HttpConnection {
         match stream.start(tls, name, offers_http2, input) {
             Ok(()) => true,
             Err(failure) => {
-                accepting::fail(&Shaking { connection: self, stream }, &failure);
+                accepting::fail(&Shaking { client: self, stream }, &failure);
                 false
             }
         }
-    }
-
-    /// Begins a handshake with a server whose certificates have to be read first. Where their names have variables, a
-    /// request without anything in it stands for the connection.
-    async fn start_with_certificates(
-        self: &Rc<Self>,
-        stream: &TlsStream,
-        server: ServerId,
-        offers_http2: bool,
-        input: Buffer,
-    ) -> bool {
-        let configuration = self.next_configuration();
-        let own = configuration.http().server(server);
-        let Some(tls) = &own.tls else { return false };
-        let names = || {
-            let mut request = self.worker().take_request();
-            request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
-            let names = own.certificate_names.iter();
-            let names = names.map(|(own, key)| (own.evaluate(&request), key.evaluate(&request))).collect();
-            self.worker().give_back(request);
-            names
-        };
-        match accepting::with_certificates(&Shaking { connection: self, stream }, stream, tls, names).await {
-            Some(tls) => self.start_session(stream, &tls, stream.server_name().as_deref(), offers_http2, input),
-            None => false,
-        }
-    }
-
-    /// Whether both sides have agreed on HTTP/2.
-    pub(super) fn agreed_on_http2(&self) -> bool {
-        let agreed = self.stream.tls().and_then(|stream| stream.details(|details| details.alpn() == Some(b"h2")));
-        self.is_multiplexed.set(agreed == Some(true));
-        agreed == Some(true)
-    }
-
-    /// A message about the handshake, in the log of the address' default server.
-    fn log_tls(&self, level: Level, message: &dyn std::fmt::Display) {
-        self.log_connection(level, format_args!("{message}"));
     }
 
     /// The server of a request until its head has come: the one that the handshake has named, else the address' default
@@ -300,21 +263,48 @@ impl HttpConnection {
     }
 }
 
+/// Begins a handshake with a server whose certificates have to be read first. Where their names have variables, an empty
+/// request stands for the connection.
+async fn start_with_certificates(
+    connection: &Rc<HttpConnection>,
+    stream: &TlsStream,
+    server: ServerId,
+    offers_http2: bool,
+    input: Buffer,
+) -> bool {
+    let client = &connection.client;
+    let configuration = client.next_configuration();
+    let own = configuration.http().server(server);
+    let Some(tls) = &own.tls else { return false };
+    let names = || {
+        let mut request = client.worker().take_request();
+        request.begin(Rc::clone(&configuration), Rc::clone(connection) as Rc<dyn Exchange>, server);
+        let names = own.certificate_names.iter();
+        let names = names.map(|(own, key)| (own.evaluate(&request), key.evaluate(&request))).collect();
+        client.worker().give_back(request);
+        names
+    };
+    match accepting::with_certificates(&Shaking { client, stream }, stream, tls, names).await {
+        Some(tls) => client.start_session(stream, &tls, stream.server_name().as_deref(), offers_http2, input),
+        None => false,
+    }
+}
+
 /// A connection with its client's handshake.
 struct Shaking<'c> {
-    connection: &'c HttpConnection,
+    client: &'c Client,
     stream: &'c TlsStream,
 }
 
 impl HandshakeOwner for Shaking<'_> {
     fn log_handshake(&self, level: Level, message: fmt::Arguments<'_>) {
-        self.connection.log_tls(level, &message);
+        self.client.log_connection(level, message);
     }
 
     fn count_handshake(&self, shaken: Shaken) {
-        let configuration = self.connection.next_configuration();
+        let configuration = self.client.next_configuration();
         let http = configuration.http();
-        let server = self.connection.place(http).map(|place| {
+        let server = self.client.place(http).map(|place| {
             let name = self.stream.server_name();
             http.server(server_named(http, place, name.as_deref()))
         });

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -24,7 +24,6 @@ use gale_worker::Worker;
 use crate::connection::HttpConnection;
 use crate::connection::handover::pass_idle;
 use crate::connection::http1::Transfer;
-use crate::connection::http2::Http2;
 use crate::request::configuration::HttpConfiguration;
 use crate::request::worker::{Configured, HttpWorker, SPARES_MAX};
 
@@ -45,10 +44,11 @@ pub struct HttpConnections {
     pub(crate) table: Rc<ConnectionTable<HttpConnection>>,
     #[expect(clippy::vec_box, reason = "a transfer stays where it is")]
     spare_transfers: RefCell<Vec<Box<Transfer>>>,
-    /// Those that speak HTTP/2, by their numbers in the table.
-    http2: RefCell<BTreeMap<usize, Weak<Http2>>>,
     /// The fields of the message that was decoded last in HTTP/2.
     pub(crate) fields: RefCell<Fields>,
+    /// Configurations of next exchanges that are not the current one, by the connections' numbers in the table. Few
+    /// connections have one, and only around a reload.
+    pub(super) kept_configurations: RefCell<BTreeMap<usize, Rc<Configured>>>,
     /// Memory for frames, of connections that have none to send.
     spare_frames: RefCell<Vec<Vec<u8>>>,
     /// The second that the line was made for, and the line.
@@ -64,8 +64,8 @@ impl HttpConnections {
             table: ConnectionTable::new(Rc::clone(&common)),
             worker: HttpWorker::new(common, configuration),
             spare_transfers: RefCell::default(),
-            http2: RefCell::default(),
             fields: RefCell::default(),
+            kept_configurations: RefCell::default(),
             spare_frames: RefCell::default(),
             date_line: RefCell::new((u64::MAX, DATE_LINE)),
             scratch: RefCell::default(),
@@ -83,21 +83,6 @@ impl HttpConnections {
         if spare.len() < SPARES_MAX {
             spare.push(transfer);
         }
-    }
-
-    /// The connection of this number speaks HTTP/2 from now on.
-    pub(crate) fn list_http2(&self, number: usize, connection: &Rc<Http2>) {
-        self.http2.borrow_mut().insert(number, Rc::downgrade(connection));
-    }
-
-    /// It has ended.
-    pub(crate) fn forget_http2(&self, number: usize) {
-        self.http2.borrow_mut().remove(&number);
-    }
-
-    /// The connection of this number, if it speaks HTTP/2.
-    pub(crate) fn http2_of(&self, number: usize) -> Option<Rc<Http2>> {
-        self.http2.borrow().get(&number)?.upgrade()
     }
 
     /// Memory for frames.
@@ -136,9 +121,10 @@ impl HttpConnections {
 }
 
 impl HttpConnections {
-    /// Has the connections that speak HTTP/2 find out whether they have to end.
-    fn wake_http2(&self) {
-        self.http2.borrow().values().filter_map(Weak::upgrade).for_each(|connection| connection.wake());
+    /// Wakes the connections that tell their clients before they end. Their tasks find out whether they have to.
+    fn wake_multiplexed(&self) {
+        let multiplexed = self.table.some(|connection, _| connection.is_multiplexed());
+        multiplexed.iter().filter_map(|(_, connection)| connection.upgrade()).for_each(|it| it.wake_if_multiplexed());
     }
 }
 
@@ -173,15 +159,15 @@ impl ProtocolWorker for HttpConnections {
                 return false;
             }
             // What has begun, or may have, the old one answers; also if the task has not run yet.
-            let may_have_begun = connection.may_have_begun() || is_awake;
+            let may_have_begun = connection.client.may_have_begun() || is_awake;
             if may_have_begun || connection.is_multiplexed() {
-                connection.begin_with(&old);
+                connection.client.begin_with(&old);
             }
             // A client of HTTP/2 is told first.
             !may_have_begun && !connection.is_multiplexed()
         });
         self.table.look_at_all_again();
-        self.wake_http2();
+        self.wake_multiplexed();
     }
 
     fn serve(
@@ -207,10 +193,11 @@ impl ProtocolWorker for HttpConnections {
             // Its address wants TLS by now.
             return;
         }
-        let connection = Rc::new(HttpConnection::new(info, transport, Rc::clone(&self), first));
+        let connection = Rc::new(HttpConnection::new(info, transport, Rc::clone(&self)));
         resumed_idle_max.into_iter().for_each(|idle_max| connection.resume(idle_max));
         let number = self.table.insert(&connection);
-        connection.set_listed(number);
+        connection.client.set_listed(number);
+        first.iter().for_each(|first| connection.client.begin_with(first));
         self.table.set_task(number, gale_runtime::spawn(connection.serve()));
     }
 
@@ -220,7 +207,7 @@ impl ProtocolWorker for HttpConnections {
             Some(successor) => pass_idle(&self, successor),
             None => self.table.drain(),
         }
-        self.wake_http2();
+        self.wake_multiplexed();
     }
 
     fn resumes(&self) -> bool {
@@ -246,7 +233,7 @@ impl ProtocolWorker for HttpConnections {
         self.table.close_some(|connection, _| {
             configuration.is_none()
                 || is_expired(connection.exchange_generation())
-                || is_expired(connection.next_generation())
+                || is_expired(connection.client.next_generation())
         });
         self.worker.background.expire(newest);
     }

@@ -16,7 +16,7 @@ use super::body::RequestBody;
 use super::persistence::Wish;
 use super::{State, Transfer};
 use crate::connection::HttpConnection;
-use crate::connection::beginning::Preface;
+use crate::connection::beginning::FIRST_READ;
 use crate::request::Request;
 use crate::request::advance::Step;
 use crate::request::begin::{self, Refusal, choose_server, keep_first_line, part_read};
@@ -31,8 +31,6 @@ pub(super) enum Arrival {
     Left(Box<Request>),
     /// The client was silent for too long, perhaps in the middle of a head.
     TimedOut(Option<Box<Request>>),
-    /// The client speaks HTTP/2, without having been asked.
-    Http2,
     /// The client closed between requests, or the connection has no place in the
     /// configuration any more.
     Closed,
@@ -83,27 +81,10 @@ impl HeadReading {
 impl HttpConnection {
     /// Reads until there is a whole head, or none to come.
     pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
-        let State { timer, transfer } = &mut *self.http1.borrow_mut();
-        let mut is_pipelined = self.info.requests.get() > 0;
+        let State { timer, transfer } = &mut *self.http1();
+        let mut is_pipelined = self.client.info.requests.get() > 0;
         loop {
-            if self.began.get().is_none()
-                && let Some(transfer) = transfer.as_mut().filter(|transfer| !transfer.input.is_empty())
-                && !self.take_beginning(&mut transfer.input)
-            {
-                return Poll::Ready(Arrival::Closed);
-            }
-            let mut has_begun = self.began.get().is_some();
-            if has_begun && let Some(transfer) = transfer.as_ref().filter(|_| pending.is_none()) {
-                match self.look_for_preface(transfer.input.readable()) {
-                    Preface::Absent => {}
-                    Preface::Begun => has_begun = false,
-                    Preface::Whole => {
-                        self.is_multiplexed.set(true);
-                        return Poll::Ready(Arrival::Http2);
-                    }
-                }
-            }
-            if let Some(transfer) = transfer.as_mut().filter(|transfer| has_begun && !transfer.input.is_empty()) {
+            if let Some(transfer) = transfer.as_mut().filter(|transfer| !transfer.input.is_empty()) {
                 let Transfer { input, head, generation, body, sender, .. } = &mut **transfer;
                 let head = &mut **head.get_or_insert_default();
                 let mut request = match pending.take() {
@@ -111,21 +92,21 @@ impl HttpConnection {
                     None => {
                         let Some(mut request) = self.begin_head(head) else {
                             // What was answered before is sent first, whatever comes of it.
-                            let _ = ready!(sender.poll_held(&self.stream, context));
+                            let _ = ready!(sender.poll_held(&self.client.stream, context));
                             return Poll::Ready(Arrival::Closed);
                         };
                         *generation = NonZeroU64::new(request.http().generation);
                         request.is_pipelined = is_pipelined;
-                        request.number_on_connection = self.info.requests.get() + 1;
+                        request.number_on_connection = self.client.info.requests.get() + 1;
                         head.parser.reset();
                         *body = RequestBody::default();
-                        self.idle_since.set(Moment::NEVER);
+                        self.client.idle_since.set(Moment::NEVER);
                         request
                     }
                 };
                 match head.parser.parse(input.readable(), &head.limits, request.parsed_mut()) {
                     Ok(Status::NeedMore) => {
-                        head.begin_waiting(&self.worker().common.counters);
+                        head.begin_waiting(&self.client.worker().common.counters);
                         if let Some(timeout) = head.timeout.take() {
                             timer.set_after(timeout);
                         }
@@ -133,19 +114,19 @@ impl HttpConnection {
                     }
                     // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
-                        if head.end_waiting(&self.worker().common.counters) {
+                        if head.end_waiting(&self.client.worker().common.counters) {
                             request.note_head_wait();
                         }
                         let Some(head) = split_off(input, consumed) else {
                             // No memory within the worker's bound: it cannot even be refused.
-                            self.worker().give_back(request);
+                            self.client.worker().give_back(request);
                             return Poll::Ready(Arrival::Closed);
                         };
                         request.set_head(head);
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(found) => {
-                        if head.end_waiting(&self.worker().common.counters) {
+                        if head.end_waiting(&self.client.worker().common.counters) {
                             request.note_head_wait();
                         }
                         request.set_head(std::mem::take(input));
@@ -156,7 +137,7 @@ impl HttpConnection {
             }
             is_pipelined = false;
             if let Some(transfer) = transfer.as_mut().filter(|transfer| transfer.sender.has_held())
-                && ready!(transfer.sender.poll_held(&self.stream, context)).is_err()
+                && ready!(transfer.sender.poll_held(&self.client.stream, context)).is_err()
             {
                 return Poll::Ready(half_head(pending, &mut transfer.input).map_or(Arrival::Closed, Arrival::Left));
             }
@@ -169,33 +150,32 @@ impl HttpConnection {
                     let read_max = transfer.head.as_ref().map_or(FIRST_READ, |head| head.read_max(length));
                     (&mut transfer.input, read_max)
                 }
-                // The rest of the PROXY protocol's header, or of HTTP/2's preface.
-                Some(transfer) if !transfer.input.is_empty() => (&mut transfer.input, FIRST_READ),
                 _ => (&mut first, FIRST_READ),
             };
-            match self.stream.poll_recv(context, input, read_max) {
+            match self.client.stream.poll_recv(context, input, read_max) {
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
-                    let message = "the worker's memory for buffers is exhausted, a connection is closed";
-                    self.worker().configuration().error_log().write(Level::Alert, Some(self.info.number), &message);
+                    self.client.log_no_memory();
                     return Poll::Ready(Arrival::Closed);
                 }
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
                     return Poll::Ready(half_head(pending, input).map_or(Arrival::Closed, Arrival::Left));
                 }
                 Poll::Ready(Ok(_)) if !is_first => {}
-                Poll::Ready(Ok(_)) => transfer.get_or_insert_with(|| self.connections.take_transfer()).input = first,
+                Poll::Ready(Ok(_)) => {
+                    transfer.get_or_insert_with(|| self.client.connections.take_transfer()).input = first
+                }
                 Poll::Pending => {
-                    let polled = if pending.is_none() && !self.is_idle() {
-                        let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
-                        self.note_idle();
+                    let polled = if pending.is_none() && !self.client.is_idle() {
+                        let Some(wait) = self.client.first_wait() else { return Poll::Ready(Arrival::Closed) };
+                        self.client.note_idle();
                         timer.poll_after(wait, context)
                     } else {
                         if pending.is_none() {
                             // It was kept by a reload for what might have come.
-                            if self.info.requests.get() > 0 && self.next_generation().is_some() {
+                            if self.client.info.requests.get() > 0 && self.client.next_generation().is_some() {
                                 return Poll::Ready(Arrival::Closed);
                             }
-                            self.note_still_idle();
+                            self.client.note_still_idle();
                         }
                         timer.poll_expired(context)
                     };
@@ -211,17 +191,18 @@ impl HttpConnection {
     /// Takes a request to read into; its configuration is the one that the exchange
     /// will end with.
     fn begin_head(self: &Rc<Self>, reading: &mut HeadReading) -> Option<Box<Request>> {
-        let configuration = self.next_configuration();
+        let configuration = self.client.next_configuration();
         let http = configuration.http();
-        let place = self.place(http)?;
+        let place = self.client.place(http)?;
         let core = place.core(http);
         let limits = head_limits(core);
         // On a new connection that had to be waited for, the time runs since it was accepted; but the grace of a worker
         // that ends is for the first byte.
-        let has_waited = self.info.requests.get() == 0 && self.is_idle() && !self.worker().is_draining();
+        let has_waited =
+            self.client.info.requests.get() == 0 && self.client.is_idle() && !self.client.worker().is_draining();
         let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
-        let server = self.first_server(http, place);
-        let mut request = self.worker().take_request();
+        let server = self.client.first_server(http, place);
+        let mut request = self.client.worker().take_request();
         request.place = place.index();
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
@@ -236,8 +217,8 @@ impl HttpConnection {
     /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
     pub(super) fn give_up(&self, mut request: Box<Request>, what: &str, status: u16) {
         let reading = part_read(&request);
-        self.worker().common.counters.begin_request();
-        self.worker().common.counters.end_request();
+        self.client.worker().common.counters.begin_request();
+        self.client.worker().common.counters.end_request();
         keep_first_line(&mut request);
         request.note_head_wait();
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
@@ -247,13 +228,13 @@ impl HttpConnection {
 
     /// Prepares the exchange and goes through the phases as far as it gets.
     pub(super) fn begin(&self, request: &mut Request) -> Step {
-        self.info.requests.set(self.info.requests.get() + 1);
-        request.number_on_connection = self.info.requests.get();
-        let offence = self.http1.borrow_mut().transfer().head.as_mut().and_then(|head| head.offence.take());
+        self.client.info.requests.set(self.client.info.requests.get() + 1);
+        request.number_on_connection = self.client.info.requests.get();
+        let offence = self.http1().transfer().head.as_mut().and_then(|head| head.offence.take());
         let wish = Wish::of(request, offence.is_some());
         let prepared = begin::prepare(request, offence);
         {
-            let mut state = self.http1.borrow_mut();
+            let mut state = self.http1();
             let transfer = state.transfer();
             transfer.wish = wish;
             transfer.sender.begin(request.parsed.version);
@@ -262,7 +243,7 @@ impl HttpConnection {
                 transfer.body.never_mind();
             }
         }
-        self.enter_phases(request, prepared)
+        self.client.enter_phases(request, prepared)
     }
 }
 
@@ -278,9 +259,6 @@ fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Reques
     }
     Some(request)
 }
-
-/// What the first read of a request asks for, before the settings are looked at.
-const FIRST_READ: usize = 1024;
 
 /// The first `count` bytes; what follows stays in `input`. `None` when there is no
 /// memory for a copy.

@@ -67,14 +67,11 @@ impl State {
         self.transfer.as_mut().expect("an exchange is under way")
     }
 
-    /// Something has come, before anything was asked for.
-    pub(super) fn set_input(&mut self, input: Buffer, connections: &HttpConnections) {
-        self.transfer.get_or_insert_with(|| connections.take_transfer()).input = input;
-    }
-
-    /// What has come, for another version that takes the connection over.
-    pub(super) fn take_input(&mut self) -> Buffer {
-        self.transfer.take().map(|transfer| transfer.input).unwrap_or_default()
+    /// The state behind the first bytes, which are `input`; `timer` may run already for the first head.
+    pub(super) fn begin(timer: Timer, input: Buffer, connections: &HttpConnections) -> State {
+        let mut transfer = connections.take_transfer();
+        transfer.input = input;
+        State { timer, transfer: Some(transfer) }
     }
 
     /// Whether something has come that nobody has read.
@@ -85,11 +82,6 @@ impl State {
     /// The generation of the configuration of the exchange under way, if any.
     pub(super) fn generation(&self) -> Option<u64> {
         self.transfer.as_ref()?.generation.map(NonZeroU64::get)
-    }
-
-    /// Nothing is received or sent any more.
-    pub(super) fn forget(&mut self) {
-        self.transfer = None;
     }
 
     /// The connection ends.
@@ -153,28 +145,28 @@ impl HttpConnection {
             Arrival::Left(request) => self.give_up(request, "client prematurely closed connection", 400),
             Arrival::TimedOut(Some(request)) => {
                 if *request.scope().core.reset_timedout_connection.get() {
-                    self.reset();
+                    self.client.reset();
                 }
                 self.give_up(request, "client timed out (110: Connection timed out)", 408);
             }
-            Arrival::TimedOut(None) | Arrival::Closed | Arrival::Http2 => {}
+            Arrival::TimedOut(None) | Arrival::Closed => {}
         }
         None
     }
 
     /// Whether other connections have their turn before the next request, which is there already.
     pub(super) fn must_yield(&self) -> bool {
-        self.is_last_of_turn() && self.http1.borrow().transfer.is_some()
+        self.is_last_of_turn() && self.http1().transfer.is_some()
     }
 
     fn is_last_of_turn(&self) -> bool {
-        self.info.requests.get().is_multiple_of(PIPELINED_MAX)
+        self.client.info.requests.get().is_multiple_of(PIPELINED_MAX)
     }
 
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they
     /// have become.
     pub(super) fn exchange(self: &Rc<Self>, request: Box<Request>) -> impl Future<Output = AfterExchange> {
-        self.worker().common.counters.begin_request();
+        self.client.worker().common.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
         async move {
             {
@@ -201,7 +193,7 @@ impl HttpConnection {
     /// A pool has no room to read a file, and nothing of the response has left: then that is the answer. (nginx closes
     /// the connection.)
     fn refuse(&self, request: &mut Request) -> Option<Step> {
-        let error = self.http1.borrow_mut().transfer().sender.take_refused()?;
+        let error = self.http1().transfer().sender.take_refused()?;
         request.log(Level::Error, format_args!("{error}"));
         request.response.clear();
         Some(advance::fail(request, 503))
@@ -228,7 +220,7 @@ impl HttpConnection {
 
     fn settle(&self, request: &Request, afterwards: AfterExchange) -> AfterExchange {
         if afterwards == AfterExchange::KeepAlive {
-            self.set_nodelay(&request.scope().core);
+            self.client.set_nodelay(&request.scope().core);
         }
         afterwards
     }
@@ -259,9 +251,9 @@ impl HttpConnection {
     /// What may take its time, or closes the connection, begins when the answers before have left.
     fn after_held<'r>(self: &Rc<Self>, rest: LocalBoxFuture<'r, Answered>) -> LocalBoxFuture<'r, Answered> {
         let has_held = {
-            let mut state = self.http1.borrow_mut();
+            let mut state = self.http1();
             let sender = &mut state.transfer().sender;
-            sender.send_held(&self.stream, false);
+            sender.send_held(&self.client.stream, false);
             sender.has_held()
         };
         if !has_held {
@@ -270,7 +262,7 @@ impl HttpConnection {
         let connection = Rc::clone(self);
         Box::pin(async move {
             let poll_held = |context: &mut Context<'_>| {
-                connection.http1.borrow_mut().transfer().sender.poll_held(&connection.stream, context)
+                connection.http1().transfer().sender.poll_held(&connection.client.stream, context)
             };
             match poll_fn(poll_held).await {
                 Ok(()) => rest.await,
@@ -281,12 +273,12 @@ impl HttpConnection {
 
     /// The end of an exchange: it is logged, and its memory goes back.
     fn end(&self, mut request: Box<Request>) {
-        self.first_configuration.take();
+        self.client.forget_kept_configuration();
         advance::log(&mut request);
-        self.worker().give_back(request);
-        let state = &mut *self.http1.borrow_mut();
+        self.client.worker().give_back(request);
+        let state = &mut *self.http1();
         let Some(mut transfer) = state.transfer.take() else { return };
-        transfer.end_waiting(self.worker());
+        transfer.end_waiting(self.client.worker());
         if !transfer.sender.is_at_rest() {
             return;
         }
@@ -294,7 +286,7 @@ impl HttpConnection {
         transfer.generation = None;
         if transfer.input.is_empty() {
             debug_assert!(!transfer.sender.has_held(), "only what is followed is held");
-            self.connections.give_transfer_back(transfer);
+            self.client.connections.give_transfer_back(transfer);
         } else {
             state.transfer = Some(transfer);
         }
@@ -303,13 +295,13 @@ impl HttpConnection {
     /// Decides what comes after the response; `None` when that shows in what is left of the request's body.
     fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Option<AfterExchange> {
         if sent == Err(Gone::Aborted) {
-            if self.http1.borrow_mut().transfer().sender.is_refused() {
+            if self.http1().transfer().sender.is_refused() {
                 return None;
             }
             self.log_failure(request);
         }
         let core = &request.scope().core;
-        let mut state = self.http1.borrow_mut();
+        let mut state = self.http1();
         let Transfer { input, body, sender, wish, .. } = state.transfer();
         let resets = match sent {
             Ok(()) if !sender.is_aborted() => None,
@@ -318,11 +310,11 @@ impl HttpConnection {
         };
         if let Some(resets) = resets {
             if resets {
-                self.reset();
+                self.client.reset();
             }
             return Some(AfterExchange::Close);
         }
-        if sender.keeps_alive() && body.may_be_followed() && !self.must_close() {
+        if sender.keeps_alive() && body.may_be_followed() && !self.client.must_close() {
             return body.is_read().then_some(AfterExchange::KeepAlive);
         }
         let setting = wish.lingering_close(request, core);
@@ -332,12 +324,12 @@ impl HttpConnection {
 
     /// Whether something has come meanwhile that nobody has read, if the response took its time.
     fn has_more(&self, request: &Request) -> bool {
-        gale_runtime::now() != request.started && self.stream.has_unread()
+        gale_runtime::now() != request.started && self.client.stream.has_unread()
     }
 
     /// Tells why a file could not be sent to its end, if that is what happened.
     fn log_failure(&self, request: &Request) {
-        let failure = self.http1.borrow_mut().transfer().sender.take_failure();
+        let failure = self.http1().transfer().sender.take_failure();
         if let Some(error) = failure {
             request.log(error.level(), format_args!("{error}"));
         }
@@ -353,7 +345,7 @@ impl HttpConnection {
                 match poll_fn(|context| self.poll_body(context, &limits)).await {
                     Ok(Some(_)) => {}
                     // It may have become the last one meanwhile.
-                    Ok(None) if self.must_close() => {
+                    Ok(None) if self.client.must_close() => {
                         let lingers = *core.lingering_close.get() != LingeringClose::Off;
                         return if lingers { AfterExchange::Linger(Lingering::of(core)) } else { AfterExchange::Close };
                     }
@@ -376,8 +368,8 @@ impl HttpConnection {
     fn after_response(&self, request: &Request, core: &CoreSettings, transfer: &Transfer) -> After {
         let Transfer { wish, body, input, .. } = transfer;
         let idle_max = core.keepalive_timeout.get().idle;
-        self.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
-        if wish.may_be_kept(request, core) && body.may_be_followed() && !self.must_close() {
+        self.client.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
+        if wish.may_be_kept(request, core) && body.may_be_followed() && !self.client.must_close() {
             After::MayKeep
         } else if lingers(wish.lingering_close(request, core), body, input) {
             After::Lingers
@@ -420,7 +412,7 @@ impl<'c> InFlight<'c> {
     /// Carries a tunnel, during which the request is packed.
     fn carry(&mut self, other_end: Box<dyn Tunnel>) -> Pin<Box<impl Future<Output = tunnel::End> + use<'c>>> {
         match self.request.take().map(Request::pack) {
-            Some(Ok(packed)) => self.connection.http1.borrow_mut().transfer().packed = Some(packed),
+            Some(Ok(packed)) => self.connection.http1().transfer().packed = Some(packed),
             kept => self.request = kept.and_then(Result::err),
         }
         Box::pin(tunnel::carry(&**self.connection, other_end))
@@ -429,23 +421,23 @@ impl<'c> InFlight<'c> {
     /// The tunnel is over.
     fn unpack(&mut self) {
         let connection = self.connection;
-        let packed = connection.http1.borrow_mut().transfer.as_mut().and_then(|transfer| transfer.packed.take());
+        let packed = connection.http1().transfer.as_mut().and_then(|transfer| transfer.packed.take());
         if let Some(packed) = packed {
-            self.request = Some(packed.unpack(connection.worker(), Rc::clone(connection) as Rc<dyn Exchange>));
+            self.request = Some(packed.unpack(connection.client.worker(), Rc::clone(connection) as Rc<dyn Exchange>));
         }
     }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.connection.worker().common.counters.end_request();
+        self.connection.client.worker().common.counters.end_request();
         // After a panic nothing in the request is relied on; the panic itself is logged.
         if std::thread::panicking() {
             return;
         }
         self.unpack();
         let Some(mut request) = self.request.take() else { return };
-        if request.response.status == 0 && !self.connection.http1.borrow_mut().transfer().sender.is_started() {
+        if request.response.status == 0 && !self.connection.http1().transfer().sender.is_started() {
             request.response.status = CLOSED_UNDER_REQUEST;
         }
         self.connection.end(request);
@@ -471,23 +463,23 @@ fn lingers(lingering_close: LingeringClose, body: &RequestBody, input: &Buffer) 
 
 impl Exchange for HttpConnection {
     fn connection(&self) -> &ConnectionInfo {
-        &self.info
+        &self.client.info
     }
 
     fn local_address(&self) -> Option<&SocketAddress> {
-        self.info.local(|| self.stream.local_address().ok())
+        self.client.local_address()
     }
 
     fn scheme(&self) -> Scheme {
-        if self.stream.is_encrypted() { Scheme::Https } else { Scheme::Http }
+        self.client.scheme()
     }
 
     fn tls(&self) -> Option<&TlsStream> {
-        self.stream.tls().filter(|stream| stream.is_tls())
+        self.client.tls()
     }
 
     fn tcp_info(&self) -> Option<TcpInfo> {
-        self.stream.tcp_info().ok()
+        self.client.tcp_info()
     }
 
     fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]) {
@@ -497,7 +489,7 @@ impl Exchange for HttpConnection {
             response::write_header(&mut text, name, value);
         }
         text.extend_from_slice(b"\r\n");
-        let mut state = self.http1.borrow_mut();
+        let mut state = self.http1();
         let transfer = state.transfer();
         if status == 100 {
             transfer.body.continue_was_sent();
@@ -509,10 +501,10 @@ impl Exchange for HttpConnection {
         let core = &request.scope().core;
         // It may ask variables, and these the exchange.
         let server_line = server_line(request, core);
-        let mut state = self.http1.borrow_mut();
+        let mut state = self.http1();
         let transfer = state.transfer();
         let conduct = self.conduct(request, core, transfer, &server_line);
-        transfer.sender.start(&request.response, options, &conduct, &self.connections, &self.stream);
+        transfer.sender.start(&request.response, options, &conduct, &self.client.connections, &self.client.stream);
         if transfer.sender.take_has_changed_values() {
             drop(state);
             log_changed_values(request);
@@ -522,12 +514,20 @@ impl Exchange for HttpConnection {
     fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
         let core = &request.scope().core;
         let server_line = server_line(request, core);
-        let mut state = self.http1.borrow_mut();
+        let mut state = self.http1();
         let transfer = state.transfer();
         let conduct = self.conduct(request, core, transfer, &server_line);
         let Transfer { input, body: request_body, sender, .. } = transfer;
         let is_followed = request_body.is_read() && !input.is_empty() && !self.is_last_of_turn();
-        sender.respond(&request.response, options, &conduct, is_followed, &self.connections, &self.stream, body);
+        sender.respond(
+            &request.response,
+            options,
+            &conduct,
+            is_followed,
+            &self.client.connections,
+            &self.client.stream,
+            body,
+        );
         if sender.take_has_changed_values() {
             drop(state);
             log_changed_values(request);
@@ -539,35 +539,35 @@ impl Exchange for HttpConnection {
     }
 
     fn keeps_connection(&self, request: &Request) -> bool {
-        self.http1.borrow_mut().transfer().wish.may_be_kept(request, &request.scope().core)
+        self.http1().transfer().wish.may_be_kept(request, &request.scope().core)
     }
 
     fn push(&self, item: BodyItem) {
-        self.http1.borrow_mut().transfer().sender.push(item);
+        self.http1().transfer().sender.push(item);
     }
 
     fn end(&self) {
-        self.http1.borrow_mut().transfer().sender.end();
+        self.http1().transfer().sender.end();
     }
 
     fn abort(&self) {
-        self.http1.borrow_mut().transfer().sender.abort();
+        self.http1().transfer().sender.abort();
     }
 
     fn take_back(&self, error: BodyError) -> Result<(), BodyError> {
-        self.http1.borrow_mut().transfer().sender.refuse(error)
+        self.http1().transfer().sender.refuse(error)
     }
 
     fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        self.http1.borrow_mut().transfer().sender.poll_sent(&self.stream, context)
+        self.http1().transfer().sender.poll_sent(&self.client.stream, context)
     }
 
     fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        self.http1.borrow_mut().transfer().sender.poll_ready(low_water, &self.stream, context)
+        self.http1().transfer().sender.poll_ready(low_water, &self.client.stream, context)
     }
 
     fn queued_bytes(&self) -> u64 {
-        self.http1.borrow_mut().transfer().sender.queued_bytes()
+        self.http1().transfer().sender.queued_bytes()
     }
 
     fn poll_body(
@@ -575,7 +575,7 @@ impl Exchange for HttpConnection {
         context: &mut Context<'_>,
         limits: &BodyLimits,
     ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
-        let State { timer, transfer } = &mut *self.http1.borrow_mut();
+        let State { timer, transfer } = &mut *self.http1();
         let Transfer { input, body, sender, .. } = &mut **transfer.as_mut().expect("an exchange is under way");
         if body.wants_continue() && !sender.is_started() {
             body.continue_was_sent();
@@ -583,25 +583,25 @@ impl Exchange for HttpConnection {
         }
         if sender.has_interim() {
             // Whether the client got it shows in what it sends.
-            let _ = sender.poll_sent(&self.stream, context);
+            let _ = sender.poll_sent(&self.client.stream, context);
         }
-        body.poll_next(&self.stream, input, timer, context, limits)
+        body.poll_next(&self.client.stream, input, timer, context, limits)
     }
 
     fn body_is_read(&self) -> bool {
-        self.http1.borrow_mut().transfer().body.is_read()
+        self.http1().transfer().body.is_read()
     }
 
     fn is_complete(&self) -> bool {
-        self.http1.borrow_mut().transfer().sender.is_complete()
+        self.http1().transfer().sender.is_complete()
     }
 
     fn received(&self) -> u64 {
-        self.http1.borrow_mut().transfer().body.received()
+        self.http1().transfer().body.received()
     }
 
     fn become_tunnel(&self) {
-        let mut state = self.http1.borrow_mut();
+        let mut state = self.http1();
         let transfer = state.transfer();
         transfer.head = None;
         transfer.body.become_tunnel();
@@ -609,30 +609,30 @@ impl Exchange for HttpConnection {
     }
 
     fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
-        ready!(self.stream.poll_peer_closed(context));
+        ready!(self.client.stream.poll_peer_closed(context));
         Poll::Ready(())
     }
 
     fn is_broken(&self) -> bool {
-        self.stream.is_broken()
+        self.client.stream.is_broken()
     }
 
     fn has_left(&self) -> bool {
-        self.stream.has_hung_up()
+        self.client.stream.has_hung_up()
     }
 
     fn sent(&self) -> Sent {
-        self.http1.borrow_mut().transfer().sender.sent()
+        self.http1().transfer().sender.sent()
     }
 
     fn transferred(&self, head_text_bytes: u64) -> Transferred {
-        let mut http1 = self.http1.borrow_mut();
+        let mut http1 = self.http1();
         let transfer = http1.transfer();
         Transferred { received: head_text_bytes + transfer.body.received(), sent: transfer.sender.sent() }
     }
 
     fn waits(&self) -> ExchangeWaits {
-        let mut state = self.http1.borrow_mut();
+        let mut state = self.http1();
         let transfer = state.transfer();
         ExchangeWaits { body: transfer.body.waited(), disk: transfer.sender.disk_waited() }
     }

@@ -40,14 +40,15 @@ use self::receiving::Received;
 use self::shutdown::Shutdown;
 use self::stream::Stream;
 use self::writing::Written;
-use crate::connection::HttpConnection;
+use crate::connection::client::Client;
 use crate::connection::lingering::Lingering;
+use crate::connection::{HttpConnection, Stage};
 use crate::request::configuration::settings::LingeringClose;
 use crate::request::exchange::Gone;
 
 /// See the file's head.
 pub(crate) struct Http2 {
-    client: Rc<HttpConnection>,
+    owner: Rc<HttpConnection>,
     /// How much is received at once, in bytes.
     receive_max: usize,
     /// The window that its streams begin with, in bytes.
@@ -106,17 +107,19 @@ enum Ending {
     Linger,
 }
 
-/// Serves a connection from its preface on, of which `input` may have the beginning, to its end.
-pub(super) async fn serve(client: Rc<HttpConnection>, mut input: Buffer) {
-    let Some(http2) = Http2::begin(&client) else { return };
+/// Serves a connection from its preface on, of which `input` may have the beginning, to its last frame. Returns how the
+/// connection is read from after that, if it is.
+pub(super) async fn serve(owner: Rc<HttpConnection>, mut input: Buffer) -> Option<Lingering> {
+    let http2 = Http2::begin(&owner)?;
+    owner.enter(Stage::Http2(Rc::downgrade(&http2)));
     let served = Served(Rc::clone(&http2));
     let ending = poll_fn(|context| http2.poll(&mut input, context)).await;
     drop(input);
     // Nothing waits for the answers of the streams any more; their requests end before the last frames are sent.
     http2.lose_streams();
     if let Ending::Linger = ending {
-        // The reason of the end is behind bytes that the socket has not taken yet. A client that takes nothing is
-        // waited for no longer than this.
+        // The reason of the end is behind bytes that the socket has not taken yet. The wait is bounded, since the client
+        // may take nothing.
         let _ = gale_runtime::timeout(LAST_WORDS_MAX, poll_fn(|context| http2.poll_flush(context))).await;
     }
     http2.say_goodbye();
@@ -124,21 +127,23 @@ pub(super) async fn serve(client: Rc<HttpConnection>, mut input: Buffer) {
     poll_fn(|context| http2.poll_streams_ended(context)).await;
     drop(served);
     drop(http2);
-    if let Ending::Linger = ending {
-        let configuration = client.next_configuration();
-        let place = client.place(configuration.http());
-        let core = place.map(|place| place.core(configuration.http()));
-        let lingering = core.filter(|core| *core.lingering_close.get() != LingeringClose::Off).map(Lingering::of);
-        drop(configuration);
-        if let Some(lingering) = lingering {
-            client.linger(lingering).await;
-        }
+    match ending {
+        Ending::Close => None,
+        Ending::Linger => lingering(&owner.client),
     }
+}
+
+/// `lingering_close`, as the default server of the connection's address has it.
+fn lingering(client: &Client) -> Option<Lingering> {
+    let configuration = client.next_configuration();
+    let core = client.place(configuration.http())?.core(configuration.http());
+    (*core.lingering_close.get() != LingeringClose::Off).then(|| Lingering::of(core))
 }
 
 impl Http2 {
     /// Our settings are the first to be sent. `None` when the connection has no place in the configuration any more.
-    fn begin(client: &Rc<HttpConnection>) -> Option<Rc<Http2>> {
+    fn begin(owner: &Rc<HttpConnection>) -> Option<Rc<Http2>> {
+        let client = &owner.client;
         let configuration = client.next_configuration();
         let http = configuration.http();
         let place = client.place(http)?;
@@ -168,16 +173,17 @@ impl Http2 {
             timer: Timer::new(),
         };
         let http2 = Rc::new(Http2 {
-            client: Rc::clone(client),
+            owner: Rc::clone(owner),
             receive_max: address.receive_max,
             stream_window: address.limits.stream_window,
             state: RefCell::new(state),
         });
-        if let Some(number) = client.number_in_list() {
-            client.connections.list_http2(number, &http2);
-        }
         client.note_idle();
         Some(http2)
+    }
+
+    fn client(&self) -> &Client {
+        &self.owner.client
     }
 
     /// Receives, answers and sends as far as that needs no waiting; ready when the connection has come to its end.
@@ -251,7 +257,7 @@ impl Http2 {
         }
         state.is_polled = true;
         if state.frames.capacity() == 0 {
-            state.frames = self.client.connections.take_frames();
+            state.frames = self.client().connections.take_frames();
         }
     }
 
@@ -259,7 +265,7 @@ impl Http2 {
         let state = &mut *self.state.borrow_mut();
         state.is_polled = false;
         if state.frames.is_empty() && state.streams.is_empty() {
-            self.client.connections.give_frames_back(std::mem::take(&mut state.frames));
+            self.client().connections.give_frames_back(std::mem::take(&mut state.frames));
         }
     }
 
@@ -304,9 +310,6 @@ struct Served(Rc<Http2>);
 impl Drop for Served {
     fn drop(&mut self) {
         let Served(http2) = self;
-        if let Some(number) = http2.client.number_in_list() {
-            http2.client.connections.forget_http2(number);
-        }
         // After a panic there may be a borrow that never ends.
         let Ok(state) = http2.state.try_borrow() else { return };
         let streams: Vec<Rc<Stream>> = state.streams.iter().cloned().collect();

@@ -85,7 +85,7 @@ impl Http2 {
                 if self.has_much_unsent() {
                     return Received::Paused;
                 }
-                match self.client.stream.poll_recv(context, input, self.receive_max) {
+                match self.client().stream.poll_recv(context, input, self.receive_max) {
                     Poll::Pending => is_drained = true,
                     Poll::Ready(Ok(0)) => {
                         self.handle_last_input(input);
@@ -164,8 +164,8 @@ impl Http2 {
     /// Whether the client has gone, or ended its direction, as far as that is known in this turn.
     fn has_gone(&self, turn: &mut Turn) -> bool {
         // The end may stand behind what the input has no room for.
-        let may_be_hidden = !turn.is_drained || self.client.info.requests.get() == 0;
-        *turn.has_gone.get_or_insert_with(|| may_be_hidden && self.client.stream.has_hung_up())
+        let may_be_hidden = !turn.is_drained || self.client().info.requests.get() == 0;
+        *turn.has_gone.get_or_insert_with(|| may_be_hidden && self.client().stream.has_hung_up())
     }
 
     fn has_much_unsent(&self) -> bool {
@@ -176,8 +176,8 @@ impl Http2 {
     fn log_lost(&self, error: &io::Error) {
         if error.kind() == io::ErrorKind::OutOfMemory {
             let message = "the worker's memory for buffers is exhausted, a connection is closed";
-            let configuration = self.client.worker().configuration();
-            configuration.error_log().write(Level::Alert, Some(self.client.info.number), &message);
+            let configuration = self.client().worker().configuration();
+            configuration.error_log().write(Level::Alert, Some(self.client().info.number), &message);
         }
     }
 
@@ -193,7 +193,7 @@ impl Http2 {
     /// Deals with the first event of the input.
     fn handle_next(self: &Rc<Self>, input: &mut Buffer, turn: &mut Turn) -> Next {
         let handled = {
-            let fields = &mut *self.client.connections.fields.borrow_mut();
+            let fields = &mut *self.client().connections.fields.borrow_mut();
             self.state.borrow_mut().codec.handle_input(input.readable(), fields)
         };
         let (consumed, event) = match handled {
@@ -228,7 +228,8 @@ impl Http2 {
             Event::Trailers { stream } => self.handle_trailers(stream),
             Event::Reset { stream, .. } => self.lose_stream(stream),
             Event::Fault { stream, fault } => {
-                self.client.log_connection(Level::Info, format_args!("client sent {fault} in HTTP/2 stream {stream}"));
+                self.client()
+                    .log_connection(Level::Info, format_args!("client sent {fault} in HTTP/2 stream {stream}"));
                 self.lose_stream(stream);
             }
             Event::WindowOpened { stream: Some(stream) } => self.state.borrow_mut().unblock(stream),
@@ -276,7 +277,7 @@ impl Http2 {
 
     fn handle_trailers(&self, id: StreamId) {
         let Some(stream) = self.state.borrow().find(id).cloned() else { return };
-        let fields = self.client.connections.fields.borrow();
+        let fields = self.client().connections.fields.borrow();
         let text = Bytes::copy_from_slice(&fields.text);
         let part = |range: gale_protocol::Range32| text.slice(range.as_range());
         let trailers = fields.trailers.iter().map(|field| (part(field.name), part(field.value))).collect();

@@ -58,12 +58,12 @@ impl Http2 {
             None => None,
         };
         if let Some(Refusal::Malformed(fault)) = refusal {
-            self.client.log_connection(Level::Info, format_args!("client sent {fault} in HTTP/2 stream {id}"));
+            self.client().log_connection(Level::Info, format_args!("client sent {fault} in HTTP/2 stream {id}"));
         }
         let prepared = begin::prepare(&mut request, offence);
         self.note_request(&request);
         let mut in_flight = InFlight::new(stream, request);
-        let step = self.client.enter_phases(in_flight.request(), prepared);
+        let step = self.client().enter_phases(in_flight.request(), prepared);
         let waits = match step {
             Step::Answer(body) => match respond::start_response(in_flight.request(), body) {
                 Some(rest) => Waits::Rest(rest),
@@ -86,7 +86,7 @@ impl Http2 {
         is_complete: bool,
         refusal: Option<Refusal>,
     ) -> Option<(Rc<Stream>, Box<Request>)> {
-        let client = &self.client;
+        let client = self.client();
         let configuration = client.next_configuration();
         let http = configuration.http();
         let place = client.place(http)?;
@@ -122,8 +122,8 @@ impl Http2 {
     fn note_request(&self, request: &Request) {
         let core = &request.scope().core;
         let idle_max = core.keepalive_timeout.get().idle;
-        self.client.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
-        let age = gale_runtime::now().since(self.client.info.accepted);
+        self.client().idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
+        let age = gale_runtime::now().since(self.client().info.accepted);
         let has_served_enough = request.number_on_connection >= *core.keepalive_requests.get()
             || age > *core.keepalive_time.get()
             || idle_max == Duration::ZERO;
@@ -209,7 +209,7 @@ impl InFlight {
     fn unpack(&mut self) {
         if let Some(packed) = self.packed.take() {
             let exchange = Rc::clone(&self.stream) as Rc<dyn Exchange>;
-            self.request = Some(packed.unpack(self.stream.connection.client.worker(), exchange));
+            self.request = Some(packed.unpack(self.stream.connection.client().worker(), exchange));
         }
     }
 
@@ -250,7 +250,7 @@ impl Drop for InFlight {
             return;
         }
         let http2 = Rc::clone(&self.stream.connection);
-        http2.client.worker().common.counters.end_request();
+        http2.client().worker().common.counters.end_request();
         self.stream.take_task();
         http2.end(&self.stream);
         // After a panic nothing in the request is relied on; the panic itself is logged.
@@ -268,6 +268,6 @@ impl Drop for InFlight {
             request.response.status = CLOSED_UNDER_REQUEST;
         }
         advance::log(&mut request);
-        http2.client.worker().give_back(request);
+        http2.client().worker().give_back(request);
     }
 }

@@ -52,7 +52,7 @@ impl Shutdown {
 impl Http2 {
     /// Does the next step, if it is due.
     pub(super) fn poll_shutdown(&self) {
-        let must_close = self.client.must_close();
+        let must_close = self.client().must_close();
         let state = &mut *self.state.borrow_mut();
         if must_close {
             state.shutdown.want();
@@ -107,7 +107,8 @@ impl Http2 {
                 };
                 let ending = if send_until <= now { Ending::Close } else { Ending::Linger };
                 if !what.is_empty() {
-                    self.client.log_connection(Level::Info, format_args!("{what} while processing HTTP/2 connection"));
+                    self.client()
+                        .log_connection(Level::Info, format_args!("{what} while processing HTTP/2 connection"));
                 }
                 return Poll::Ready(ending);
             }
@@ -159,26 +160,26 @@ impl Http2 {
             let state = self.state.borrow();
             state.streams.is_empty() && state.unsent_bytes() == 0
         };
-        if is_at_rest && !self.client.is_idle() {
-            self.client.note_idle();
+        if is_at_rest && !self.client().is_idle() {
+            self.client().note_idle();
         }
     }
 
     /// Until when a connection without streams may wait: `keepalive_timeout`, before the first `client_header_timeout`.
     fn idle_until(&self) -> Moment {
         // One that is told to end does so by itself.
-        if !self.client.is_idle() || self.state.borrow().shutdown != Shutdown::No {
+        if !self.client().is_idle() || self.state.borrow().shutdown != Shutdown::No {
             return Moment::NEVER;
         }
-        let since = self.client.idle_since.get();
-        self.client.first_wait().map_or(since, |wait| since + wait)
+        let since = self.client().idle_since.get();
+        self.client().first_wait().map_or(since, |wait| since + wait)
     }
 
     /// What the default server of its address says.
     fn of_server(&self, ask: impl FnOnce(&CoreSettings) -> Moment) -> Moment {
-        let configuration = self.client.next_configuration();
+        let configuration = self.client().next_configuration();
         let http = configuration.http();
-        self.client.place(http).map_or(Moment::NEVER, |place| ask(place.core(http)))
+        self.client().place(http).map_or(Moment::NEVER, |place| ask(place.core(http)))
     }
 
     /// The client broke a rule of the connection.
@@ -187,13 +188,14 @@ impl Http2 {
         self.state.borrow_mut().shutdown = Shutdown::Final;
         let level = if let ConnectionFault::Flood(_) = fault { Level::Warn } else { Level::Info };
         let code = fault.code();
-        self.client.log_connection(level, format_args!("client sent {fault}, the HTTP/2 connection ends with {code}"));
+        self.client()
+            .log_connection(level, format_args!("client sent {fault}, the HTTP/2 connection ends with {code}"));
     }
 
     /// The client has left, perhaps in the middle of something.
     pub(super) fn note_left(&self) {
         if !self.state.borrow().streams.is_empty() {
-            self.client.log_connection(Level::Info, format_args!("client prematurely closed HTTP/2 connection"));
+            self.client().log_connection(Level::Info, format_args!("client prematurely closed HTTP/2 connection"));
         }
     }
 }

@@ -257,7 +257,7 @@ impl Stream {
         let State { codec, frames, .. } = connection;
         codec.poll_control(frames);
         let before = frames.len();
-        let connections = &self.connection.client.connections;
+        let connections = &self.connection.client().connections;
         let status = match wire_status(request.response.status) {
             101 => 200,
             status => status,
@@ -464,23 +464,23 @@ impl StreamState {
 
 impl Exchange for Stream {
     fn connection(&self) -> &ConnectionInfo {
-        &self.connection.client.info
+        &self.connection.client().info
     }
 
     fn local_address(&self) -> Option<&SocketAddress> {
-        self.connection.client.local_address()
+        self.connection.client().local_address()
     }
 
     fn scheme(&self) -> Scheme {
-        self.connection.client.scheme()
+        self.connection.client().scheme()
     }
 
     fn tls(&self) -> Option<&TlsStream> {
-        Exchange::tls(&*self.connection.client)
+        self.connection.client().tls()
     }
 
     fn tcp_info(&self) -> Option<TcpInfo> {
-        self.connection.client.tcp_info()
+        self.connection.client().tcp_info()
     }
 
     fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]) {

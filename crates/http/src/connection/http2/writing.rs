@@ -72,7 +72,7 @@ impl Http2 {
     fn send(&self, state: &mut State, context: &mut Context<'_>) -> Written {
         state.codec.poll_control(&mut state.frames);
         if state.output.is_empty() && !state.frames.is_empty() {
-            let Ok(sent) = self.client.stream.try_send_copy(&state.frames, false) else { return Written::Lost };
+            let Ok(sent) = self.client().stream.try_send_copy(&state.frames, false) else { return Written::Lost };
             if sent > 0 {
                 state.unsent_since = Moment::NEVER;
             }
@@ -84,7 +84,7 @@ impl Http2 {
             return Written::Lost;
         }
         while !state.output.is_empty() {
-            match self.client.stream.poll_send(context, &mut state.output) {
+            match self.client().stream.poll_send(context, &mut state.output) {
                 Poll::Ready(Ok(_)) => state.unsent_since = Moment::NEVER,
                 Poll::Ready(Err(_)) => return Written::Lost,
                 Poll::Pending => {
@@ -146,7 +146,7 @@ impl Http2 {
         state.codec.poll_control(&mut state.frames);
         if state.output.is_empty() && !state.frames.is_empty() {
             // A client that does not take it learns it from the end of the connection.
-            let _ = self.client.stream.try_send_copy(&state.frames, false);
+            let _ = self.client().stream.try_send_copy(&state.frames, false);
         }
         state.frames.clear();
     }
