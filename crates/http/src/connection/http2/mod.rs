@@ -18,6 +18,7 @@
 //! (`http2_flood_limits`).
 
 mod body;
+mod flow_control;
 mod head;
 mod receiving;
 mod request;
@@ -36,6 +37,7 @@ use std::time::Duration;
 use gale_protocol::http2::{Connection as Codec, RoundTrip, Scheduler, StreamId};
 use gale_runtime::{Buffer, Moment, Output, Timer};
 
+use self::flow_control::Blocked;
 use self::receiving::Received;
 use self::shutdown::Shutdown;
 use self::stream::Stream;
@@ -70,7 +72,7 @@ struct State {
     /// Those that wait until fewer are.
     waiting_to_read: VecDeque<StreamId>,
     /// Those that a closed window keeps from sending.
-    blocked: Vec<StreamId>,
+    blocked: Blocked,
     /// Those that have come to their end without a task.
     finished: Vec<Rc<Stream>>,
     /// Frames that were built last.
@@ -157,7 +159,7 @@ impl Http2 {
             reading: Vec::new(),
             has_begun_to_read: false,
             waiting_to_read: VecDeque::new(),
-            blocked: Vec::new(),
+            blocked: Blocked::default(),
             finished: Vec::new(),
             frames: Vec::new(),
             output: Output::new(),

@@ -9,7 +9,7 @@ use gale_base::log_level::Level;
 use gale_protocol::http2::{ConnectionFault, Event, Handled, StreamId};
 use gale_runtime::{Buffer, Bytes, Effort, charge_begun, poll_begin};
 
-use super::{Http2, State};
+use super::Http2;
 use crate::request::exchange::Gone;
 
 /// How many requests are begun before other connections have their turn.
@@ -289,29 +289,5 @@ impl Http2 {
     fn lose_stream(&self, id: StreamId) {
         let Some(stream) = self.state.borrow().find(id).cloned() else { return };
         stream.lose(Gone::ByPeer);
-    }
-}
-
-impl State {
-    /// The window of a stream was opened.
-    fn unblock(&mut self, id: StreamId) {
-        if let Some(place) = self.blocked.iter().position(|&blocked| blocked == id) {
-            self.blocked.swap_remove(place);
-            self.resume(id);
-        }
-    }
-
-    /// The window of the connection was opened, or all of them may have been.
-    fn unblock_all(&mut self) {
-        for id in std::mem::take(&mut self.blocked) {
-            self.resume(id);
-        }
-    }
-
-    fn resume(&mut self, id: StreamId) {
-        // Since when it waits counts on until a frame was built.
-        if self.find(id).is_some() {
-            self.scheduler.push(id, self.codec.priority(id));
-        }
     }
 }

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use gale_engine::connections::ConnectionInfo;
 use gale_protocol::http1::response::wire_status;
-use gale_protocol::http2::{ErrorCode, Refusal, RoundTrip, StreamId, WindowGrowth};
+use gale_protocol::http2::{ErrorCode, Refusal, StreamId};
 use gale_protocol::request::Scheme;
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress, TaskId, TcpInfo};
 use gale_tls::TlsStream;
 use smallvec::SmallVec;
 
 use super::body::{Piece, RequestBody};
+use super::flow_control::ReceiveWindow;
 use super::head::{write_fields, write_head};
 use super::writing::BUILT_MAX;
 use super::{Http2, State};
@@ -30,9 +31,6 @@ use crate::request::exchange::{
 };
 use crate::request::server_field::server_field;
 use crate::request::slow::ExchangeWaits;
-
-/// The least window of a body that is being read, in bytes.
-const READ_WINDOW: u32 = 64 * 1024;
 
 /// See the file's head.
 pub(super) struct Stream {
@@ -48,8 +46,8 @@ pub(super) struct Stream {
 #[derive(Default)]
 struct StreamState {
     body: RequestBody,
-    /// How the window of the body grows, once something of it was read.
-    growth: Option<WindowGrowth>,
+    /// Our window, which bounds the part of the body that has not been read.
+    window: ReceiveWindow,
     response: Response,
     gone: Option<Gone>,
     /// Who wants to know of any change.
@@ -395,39 +393,9 @@ impl Stream {
         self.give_up(connection, Gone::SendTimedOut);
     }
 
-    /// Somebody reads the body: its window is open from then on, whatever may come unasked.
-    fn open_window(&self, connection: &mut State, state: &mut StreamState) {
-        if state.growth.is_some() {
-            return;
-        }
-        let window = self.connection.stream_window.max(READ_WINDOW);
-        state.growth = Some(WindowGrowth::new(window, gale_runtime::now().as_nanos()));
-        connection.codec.grow_stream_window(self.id, window);
-    }
-
-    /// The client has made it smaller, as our settings say.
+    /// Opens the window of the body again after the client has made it as small as our settings say.
     pub fn open_window_again(&self, connection: &mut State) {
-        if let Some(growth) = self.state.borrow().growth {
-            connection.codec.grow_stream_window(self.id, growth.window());
-        }
-    }
-
-    /// Opens the window further where it keeps the client waiting.
-    fn grow_window(&self, connection: &mut State, state: &mut StreamState, read: usize) {
-        let now = gale_runtime::now().as_nanos();
-        let State { codec, round_trip, .. } = connection;
-        let round_trip = || {
-            if round_trip.begin(now) {
-                codec.ping(RoundTrip::PAYLOAD);
-            }
-            round_trip.time()
-        };
-        if let Some(growth) = &mut state.growth
-            && let Some(window) = growth.note_read(read, now, round_trip)
-        {
-            connection.codec.grow_stream_window(self.id, window);
-            connection.codec.grow_connection_window(window.saturating_mul(2));
-        }
+        self.state.borrow().window.open_again(self.id, connection);
     }
 
     /// Ready when no more than so much is queued, or all is over. With a closed window one item is enough: it has the
@@ -569,7 +537,7 @@ impl Exchange for Stream {
         }
         let connection = &mut *self.connection.state.borrow_mut();
         let mut state = self.state.borrow_mut();
-        self.open_window(connection, &mut state);
+        state.window.open(self.id, connection, self.connection.stream_window);
         let Poll::Ready(piece) = state.body.poll_next(context, limits) else {
             state.wait(context);
             if connection.codec.has_control() {
@@ -579,8 +547,7 @@ impl Exchange for Stream {
         };
         Poll::Ready(piece.map(|piece| match piece {
             Piece::Bytes(bytes) => {
-                self.grow_window(connection, &mut state, bytes.len());
-                connection.codec.release(self.id, bytes.len());
+                state.window.release(self.id, connection, bytes.len());
                 if connection.codec.has_control() {
                     connection.wake();
                 }

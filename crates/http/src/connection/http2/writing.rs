@@ -177,13 +177,7 @@ impl State {
         match built {
             Built::More => self.scheduler.push(id, self.codec.priority(id)),
             Built::Nothing => stream.with_response(|response| response.is_listed = false),
-            Built::Blocked => {
-                let now = gale_runtime::now();
-                stream.with_response(|response| {
-                    response.blocked_since.get_or_insert(now);
-                });
-                self.blocked.push(id);
-            }
+            Built::Blocked => stream.with_response(|response| self.block(id, response)),
             Built::Reads if self.reading.len() < READS_MAX => {
                 self.reading.push(id);
                 self.has_begun_to_read = true;
@@ -296,37 +290,5 @@ impl State {
         self.output.append(&self.frames)?;
         self.frames.clear();
         Ok(())
-    }
-
-    /// The streams that a closed window has kept from sending for too long.
-    pub(super) fn time_out_blocked(&mut self, now: Moment) {
-        let is_due = |state: &State, id: &StreamId| {
-            state.find(*id).is_some_and(|stream| stream.with_response(|response| response.due_at() <= now))
-        };
-        let due: Vec<StreamId> = self.blocked.iter().copied().filter(|id| is_due(self, id)).collect();
-        for id in due {
-            self.blocked.retain(|&blocked| blocked != id);
-            if let Some(stream) = self.find(id).cloned() {
-                stream.time_out(self);
-            }
-        }
-    }
-
-    /// When the next of them has.
-    pub(super) fn next_blocked_due(&mut self) -> Moment {
-        // Those that have ended are of no interest any more.
-        let mut blocked = std::mem::take(&mut self.blocked);
-        blocked.retain(|&id| self.find(id).is_some_and(|stream| stream.gone().is_none()));
-        let due = blocked.iter().filter_map(|&id| Some(self.find(id)?.with_response(|response| response.due_at())));
-        let next = due.min().unwrap_or(Moment::NEVER);
-        self.blocked = blocked;
-        next
-    }
-}
-
-impl Response {
-    /// When a client that opens no window has had `send_timeout`.
-    fn due_at(&self) -> Moment {
-        self.blocked_since.map_or(Moment::NEVER, |since| since + self.send_timeout)
     }
 }
