@@ -1,18 +1,24 @@
 //! One request with its response, as everything above the codecs sees it.
 //!
-//! The interface is full duplex: the answer may begin, and end, before the
-//! request's body has been read, and both directions may be waited for at once.
-//! HTTP/1, HTTP/2 and HTTP/3 each implement it; so does the mock beside this
-//! file, whose tests are what keeps it honest.
+//! ```text
+//!   Exchange: the client, its request's body, what was sent      ResponseStart ── head ──► ResponseBody
+//! ```
 //!
-//! Nothing here blocks or buffers without bound: [`Exchange::push`] queues, and
-//! whoever pushes waits in [`Exchange::poll_ready`] before pushing more.
+//! The interface is full duplex: the response may begin, and end, before the request's body has been read, and both
+//! directions may be waited for at once. A request holds its [`Exchange`], which cannot write. A response is written by
+//! [`ResponseStart`], which becomes a [`ResponseBody`] when the head has been given: a head is given once, and a tunnel
+//! begins with it. Each version of HTTP implements [`ResponseWriter`], as does the mock beside this file, whose tests
+//! check the order.
+//!
+//! No call blocks, and no queue is unbounded: [`ResponseBody::push`] queues, and [`ResponseBody::poll_ready`] is awaited
+//! before more is pushed.
 
 #[cfg(test)]
 pub(crate) mod mock;
 #[cfg(test)]
 mod streams;
 
+use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -147,8 +153,7 @@ impl BodyLimits {
     pub const NONE: BodyLimits = BodyLimits { length_max: 0, silence_max: Duration::MAX, min_rate: None };
 }
 
-/// One exchange, seen from above. All methods belong to the worker that owns the
-/// connection.
+/// One exchange, seen from above. All methods belong to the worker that owns the connection.
 pub trait Exchange {
     /// The connection that carries it.
     fn connection(&self) -> &ConnectionInfo;
@@ -166,12 +171,73 @@ pub trait Exchange {
     fn tcp_info(&self) -> Option<TcpInfo> {
         None
     }
-    /// Sends an interim response (100, 103) before the final one.
+    /// The way to write the response; only [`ResponseStart`] can ask for it.
+    fn writer(self: Rc<Self>, permit: Permit) -> Rc<dyn ResponseWriter>;
+    /// Sends an interim response (100, 103). After the final head it is dropped.
     fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]);
-    /// Gives the final head, which is the request's. Nothing need be written before the first item, so
-    /// that head and body can leave together.
+    /// Returns `true` if fields may stand behind the body of this request's response.
+    fn carries_trailers(&self, _request: &Request) -> bool {
+        false
+    }
+    /// Returns `true` if the connection may carry another request after this one, as far as the client, the request
+    /// and its location decide.
+    fn keeps_connection(&self, _request: &Request) -> bool {
+        false
+    }
+    /// The next piece of the request's body, behind the last one its trailers, if it has some; `None` at its end.
+    /// The first call sends `100 Continue` if the client waits for it.
+    fn poll_body(
+        &self,
+        context: &mut Context<'_>,
+        limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>>;
+    /// Returns `true` if the body has been read to its end, or there is none.
+    fn body_is_read(&self) -> bool;
+    /// Number of bytes of the body that have been read.
+    fn received(&self) -> u64;
+    /// Number of bytes of the head as it came, where that is not its text.
+    fn head_bytes(&self) -> Option<u64> {
+        None
+    }
+    /// Ready when the client has left, without reading anything from it.
+    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()>;
+    /// Returns `true` if the client can get nothing any more, as far as its connection shows. A client that has only
+    /// ended its own direction has gone for [`Exchange::poll_gone`], but still can.
+    fn is_broken(&self) -> bool;
+    /// Returns `true` while the client allows nothing to be sent, so that each byte pushed stays in memory.
+    fn window_is_closed(&self) -> bool {
+        false
+    }
+    /// Returns `true` if the client has ended its direction or left, as the kernel knows it, whatever it has sent before
+    /// that.
+    fn has_left(&self) -> bool {
+        self.is_broken()
+    }
+    /// Returns `true` if the whole response has left.
+    fn is_complete(&self) -> bool;
+    /// Number of bytes sent so far.
+    fn sent(&self) -> Sent;
+    /// Both directions at once.
+    fn transferred(&self, head_text_bytes: u64) -> Transferred {
+        let head_bytes = self.head_bytes().unwrap_or(head_text_bytes);
+        Transferred { received: head_bytes + self.received(), sent: self.sent() }
+    }
+    /// Time that it has waited so far, by cause.
+    fn waits(&self) -> ExchangeWaits {
+        ExchangeWaits::default()
+    }
+}
+
+/// Permission to write a response, which [`ResponseStart`] alone has.
+pub struct Permit(());
+
+/// How a version of HTTP writes a response. Above it, [`ResponseStart`] and [`ResponseBody`] keep the order of calls.
+pub trait ResponseWriter: Exchange {
+    /// See [`ResponseStart::start_tunnel`].
+    fn become_tunnel(&self);
+    /// See [`ResponseStart::start`].
     fn start(&self, request: &Request, options: &ResponseOptions);
-    /// Gives the final head and the whole body, which is bytes or nothing.
+    /// See [`ResponseStart::respond`].
     fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
         self.start(request, options);
         if !body.is_empty() {
@@ -179,75 +245,91 @@ pub trait Exchange {
         }
         self.end();
     }
-    /// Whether fields may stand behind the body of this request's response.
-    fn carries_trailers(&self, _request: &Request) -> bool {
-        false
-    }
-    /// Whether the connection may carry another request after this one, as far as the client, the request and its
-    /// location decide.
-    fn keeps_connection(&self, _request: &Request) -> bool {
-        false
-    }
-    /// Queues an item of the body.
+    /// See [`ResponseBody::push`].
     fn push(&self, item: BodyItem);
-    /// Nothing more will be pushed.
+    /// See [`ResponseBody::end`].
     fn end(&self);
-    /// The response breaks off here and the client has to see that it is not whole.
+    /// See [`ResponseBody::abort`].
     fn abort(&self);
-    /// The response cannot go on because of this error. If nothing of it has left and the server is only too busy, the
-    /// exchange will have another answer in its place, and nothing more is to be given; else the error comes back.
+    /// See [`ResponseBody::take_back`].
     fn take_back(&self, error: BodyError) -> Result<(), BodyError> {
         Err(error)
     }
-    /// Sends what is queued. Ready when all of it has left, or the client has.
+    /// See [`ResponseBody::poll_sent`].
     fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
-    /// Sends what is queued. Ready when no more than `low_water` bytes are left of it, so that more may be pushed, or
-    /// the client has left. What may wait for the next item (`postpone_output`) is not sent for that.
+    /// See [`ResponseBody::poll_ready`].
     fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
-    /// How many bytes are queued.
-    fn queued_bytes(&self) -> u64;
-    /// True while the client allows nothing to be sent, so that each byte pushed stays in memory.
-    fn window_is_closed(&self) -> bool {
-        false
+}
+
+/// A response whose head has not been given. Giving the head consumes it.
+pub struct ResponseStart(Rc<dyn ResponseWriter>);
+
+impl ResponseStart {
+    /// The response to a client's request.
+    pub(crate) fn of(request: &Request) -> ResponseStart {
+        ResponseStart(request.exchange_handle().writer(Permit(())))
     }
-    /// The next piece of the request's body, behind the last one its trailers, if it has some; `None` at its end.
-    /// Asking for the first piece sends `100 Continue` when the client waits for it.
-    fn poll_body(
-        &self,
-        context: &mut Context<'_>,
-        limits: &BodyLimits,
-    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>>;
-    /// Whether the body has been read to its end (or there is none).
-    fn body_is_read(&self) -> bool;
-    /// How many bytes of the body have been read.
-    fn received(&self) -> u64;
-    /// How many bytes the head had as it came, where that is not its text.
-    fn head_bytes(&self) -> Option<u64> {
-        None
+
+    /// Gives the final head, which is the request's. It may leave together with the first item.
+    pub(crate) fn start(self, request: &Request, options: &ResponseOptions) -> ResponseBody {
+        let ResponseStart(writer) = self;
+        writer.start(request, options);
+        ResponseBody(writer)
     }
-    /// From now on bytes pass unframed in both directions: after 101, or 2xx to
-    /// CONNECT. Call it before [`Exchange::start`].
-    fn become_tunnel(&self);
-    /// Ready when the client has left, without reading anything from it.
-    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()>;
-    /// Whether the client can get nothing any more, as far as its connection shows. One that has only ended its own
-    /// direction has gone for [`Exchange::poll_gone`], but still can.
-    fn is_broken(&self) -> bool;
-    /// Whether the client has ended its direction or left, as the kernel knows it, whatever it has sent before that.
-    fn has_left(&self) -> bool {
-        self.is_broken()
+
+    /// Gives the final head, after which bytes pass unframed in both directions: a 101, or a 2xx to CONNECT.
+    pub(crate) fn start_tunnel(self, request: &Request, options: &ResponseOptions) -> ResponseBody {
+        self.0.become_tunnel();
+        self.start(request, options)
     }
-    /// Whether the whole response has left.
-    fn is_complete(&self) -> bool;
-    /// How much has been sent so far.
-    fn sent(&self) -> Sent;
-    /// All three at once.
-    fn transferred(&self, head_text_bytes: u64) -> Transferred {
-        let head_bytes = self.head_bytes().unwrap_or(head_text_bytes);
-        Transferred { received: head_bytes + self.received(), sent: self.sent() }
+
+    /// Gives the final head and the whole body, which is bytes or nothing.
+    pub(crate) fn respond(self, request: &Request, options: &ResponseOptions, body: Bytes) {
+        self.0.respond(request, options, body);
     }
-    /// What it has waited for so far.
-    fn waits(&self) -> ExchangeWaits {
-        ExchangeWaits::default()
+}
+
+/// A response whose head has been given: items of the body follow, then its end.
+pub struct ResponseBody(Rc<dyn ResponseWriter>);
+
+impl ResponseBody {
+    /// The exchange that carries it.
+    pub(crate) fn exchange(&self) -> &dyn Exchange {
+        &*self.0
+    }
+
+    /// Queues an item of the body.
+    pub(crate) fn push(&self, item: BodyItem) {
+        self.0.push(item);
+    }
+
+    /// Nothing more will be pushed.
+    pub(crate) fn end(&self) {
+        self.0.end();
+    }
+
+    /// Breaks the response off. The client sees that it is not whole.
+    pub(crate) fn abort(&self) {
+        self.0.abort();
+    }
+
+    /// The response cannot go on because of this error. If nothing of it has left and the server is only too busy, the
+    /// exchange will have another answer in its place, and nothing more is to be given.
+    ///
+    /// # Errors
+    /// The error, if the response has to break off.
+    pub(crate) fn take_back(&self, error: BodyError) -> Result<(), BodyError> {
+        self.0.take_back(error)
+    }
+
+    /// Sends what is queued. Ready when all of it has left, or the client has.
+    pub(crate) fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        self.0.poll_sent(context)
+    }
+
+    /// Sends what is queued. Ready when no more than `low_water` bytes of it are left, so that more may be pushed, or
+    /// the client has left. Bytes that may wait for the next item (`postpone_output`) are not sent for that.
+    pub(crate) fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        self.0.poll_ready(low_water, context)
     }
 }

@@ -13,21 +13,22 @@ use gale_runtime::Timer;
 
 use crate::request::body::{Body, BodyError, BodyItem};
 use crate::request::departure::Departure;
-use crate::request::exchange::{Gone, LOW_WATER_BYTES};
+use crate::request::exchange::{Gone, LOW_WATER_BYTES, ResponseBody};
 use crate::request::limit_rate::{Rate, split};
 use crate::request::slow::{self, Cause, Wait};
 use crate::request::{Request, Shared};
 
 /// Sends a body to its end, or until the client leaves.
-pub async fn send_rest(request: &Request, body: Body) {
+pub async fn send_rest(request: &Request, response: ResponseBody, body: Body) {
     let rate = Rate::of(request).map(Paced::new).map(Box::new);
     let notes = slow::notes_of(request);
-    let mut pump = Pump { body, rate, departure: Departure::default(), broken: None, notes, wait: None };
+    let mut pump = Pump { response, body, rate, departure: Departure::default(), broken: None, notes, wait: None };
     // Whoever has left gets nothing more, and what waits for him ends with the pump.
     let _ = poll_fn(|context| pump.poll(request, context)).await;
 }
 
 struct Pump {
+    response: ResponseBody,
     body: Body,
     rate: Option<Box<Paced>>,
     departure: Departure,
@@ -41,17 +42,17 @@ struct Pump {
 
 impl Pump {
     fn poll(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        let exchange = request.exchange();
+        let response = &self.response;
         self.wait = None;
         loop {
             if let Some(error) = &self.broken {
                 // Also if it was still being gathered. Without the client nothing is.
-                let _ = ready!(exchange.poll_sent(context));
+                let _ = ready!(response.poll_sent(context));
                 request.log(Level::Error, format_args!("the response ended prematurely: {error}"));
-                exchange.abort();
+                response.abort();
                 return Poll::Ready(Err(Gone::Aborted));
             }
-            match exchange.poll_ready(LOW_WATER_BYTES, context) {
+            match response.poll_ready(LOW_WATER_BYTES, context) {
                 Poll::Ready(ready) => ready?,
                 Poll::Pending => {
                     self.body.poll_ahead(request, context);
@@ -60,7 +61,7 @@ impl Pump {
             }
             let item = match &mut self.rate {
                 None => slow::noting_pools(self.notes.as_ref(), || self.body.poll_next(request, context)),
-                Some(rate) => match rate.poll_next(&mut self.body, request, context) {
+                Some(rate) => match rate.poll_next(response, &mut self.body, request, context) {
                     Poll::Ready(Err(gone)) => return Poll::Ready(Err(gone)),
                     Poll::Ready(Ok(item)) => Poll::Ready(item),
                     Poll::Pending => {
@@ -73,32 +74,32 @@ impl Pump {
             match item {
                 Poll::Ready(Some(Ok(item))) => {
                     self.departure.begin_again();
-                    exchange.push(item);
+                    response.push(item);
                     // The last item and the end leave together.
                     if self.is_at_end() {
-                        end(request);
+                        end(request, response);
                         return Poll::Ready(Ok(()));
                     }
                 }
                 // A handler of a subrequest was given up for the same reason.
-                Poll::Ready(Some(Err(_))) if exchange.is_broken() => return self.client_has_left(request),
-                Poll::Ready(Some(Err(error))) => match exchange.take_back(error) {
+                Poll::Ready(Some(Err(_))) if request.exchange().is_broken() => return self.client_has_left(request),
+                Poll::Ready(Some(Err(error))) => match response.take_back(error) {
                     Ok(()) => return Poll::Ready(Err(Gone::Aborted)),
                     Err(error) => self.broken = Some(error),
                 },
                 Poll::Ready(None) => {
-                    end(request);
+                    end(request, response);
                     return Poll::Ready(Ok(()));
                 }
                 Poll::Pending => {
                     // What is queued, the head at first, need not wait for what comes.
-                    if let Poll::Ready(sent) = exchange.poll_sent(context) {
+                    if let Poll::Ready(sent) = response.poll_sent(context) {
                         sent?;
                         self.wait = self.notes.is_some().then(|| Wait::begin(request, self.cause()));
                     }
                     // As long as it may take nothing of what there is: the disk behind the body may never answer.
                     let patience = self.body.patience(*request.scope().core.send_timeout.get());
-                    ready!(self.departure.poll(exchange, patience, context));
+                    ready!(self.departure.poll(request.exchange(), patience, context));
                     return self.client_has_left(request);
                 }
             }
@@ -112,7 +113,7 @@ impl Pump {
 
     fn client_has_left(&self, request: &Request) -> Poll<Result<(), Gone>> {
         request.log(Level::Info, format_args!("client prematurely closed connection"));
-        request.exchange().abort();
+        self.response.abort();
         Poll::Ready(Err(Gone::ByPeer))
     }
 
@@ -122,17 +123,16 @@ impl Pump {
 }
 
 /// The end of the body, behind its trailers if it has some.
-fn end(request: &Request) {
-    let exchange = request.exchange();
+fn end(request: &Request, response: &ResponseBody) {
     if request.response.has_trailers {
         let configuration = Rc::clone(request.configuration());
         let scope = configuration.http().scope(request.scope);
         for bound in &scope.filters {
             bound.filter.add_trailers(request, scope.conf(bound.module));
         }
-        exchange.push(BodyItem::Trailers(request.trailers().clone()));
+        response.push(BodyItem::Trailers(request.trailers().clone()));
     }
-    exchange.end();
+    response.end();
 }
 
 /// A body that goes out as `limit_rate` allows: in pieces, with pauses between them.
@@ -154,6 +154,7 @@ impl Paced {
     /// The next piece, when it may go out. Of what was pushed nothing is left by then: it counts.
     fn poll_next(
         &mut self,
+        response: &ResponseBody,
         body: &mut Body,
         request: &Request,
         context: &mut Context<'_>,
@@ -161,7 +162,7 @@ impl Paced {
         let exchange = request.exchange();
         self.is_pausing = false;
         if self.piece.is_some() {
-            ready!(exchange.poll_sent(context))?;
+            ready!(response.poll_sent(context))?;
             if let Some((before, length)) = self.piece.take() {
                 self.rate.note(before, length, gale_runtime::now());
             }
@@ -173,7 +174,7 @@ impl Paced {
             }
         }
         // The head above all.
-        ready!(exchange.poll_sent(context))?;
+        ready!(response.poll_sent(context))?;
         let allowed = loop {
             match self.rate.allows(exchange.sent().bytes, gale_runtime::now()) {
                 Ok(allowed) => break allowed,
@@ -183,7 +184,7 @@ impl Paced {
                         // One that has ended its own direction counts as one that has left, as it does for nginx here.
                         self.is_pausing = true;
                         ready!(exchange.poll_gone(context));
-                        exchange.abort();
+                        response.abort();
                         return Poll::Ready(Err(Gone::ByPeer));
                     }
                 }

@@ -11,10 +11,10 @@ use crate::request::advance::{Step, finish};
 use crate::request::body::{Body, BodyItem};
 use crate::request::configuration::settings::CoreSettings;
 use crate::request::error_page;
-use crate::request::exchange::{BodyLength, ResponseOptions};
+use crate::request::exchange::{BodyLength, ResponseBody, ResponseOptions, ResponseStart};
 use crate::request::limit_rate::Rate;
 use crate::request::pump::send_rest;
-use crate::request::tunnel::Tunnel;
+use crate::request::tunnel::Opened;
 
 /// What has become of a request that had to wait.
 pub enum Answered {
@@ -24,7 +24,7 @@ pub enum Answered {
     Wholly,
     /// The head was: what follows are bytes both ways. They may go on for days, so the caller carries them, and frees
     /// before that what the request needed on its way here.
-    Tunnel(Box<dyn Tunnel>),
+    Tunnel(Opened),
 }
 
 /// The rest of a request that has to wait: through the phases and on to the last item of the body, or to the beginning
@@ -40,17 +40,17 @@ pub async fn finish_and_send(request: &mut Request, step: Step) -> Answered {
 /// What follows a response's head and is not given with it.
 pub enum Rest {
     /// A body that comes item by item.
-    Body(Body),
+    Body(ResponseBody, Body),
     /// Bytes both ways.
-    Tunnel(Box<dyn Tunnel>),
+    Tunnel(Opened),
 }
 
 impl Rest {
     /// Sends a body to its end, or until the client leaves. A tunnel is the caller's to carry.
     pub async fn send(self, request: &Request) -> Answered {
         match self {
-            Rest::Body(body) => send_rest(request, body).await,
-            Rest::Tunnel(other_end) => return Answered::Tunnel(other_end),
+            Rest::Body(response, body) => send_rest(request, response, body).await,
+            Rest::Tunnel(opened) => return Answered::Tunnel(opened),
         }
         Answered::Wholly
     }
@@ -87,28 +87,24 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
     let files = files.or_else(|| (is_limited || has_trailers).then(|| FileOptions::without_pool(core)));
     let options = ResponseOptions { length, files, send_timeout: *core.send_timeout.get() };
     if let Some(other_end) = request.tunnel.take() {
-        let exchange = request.exchange();
-        exchange.become_tunnel();
-        exchange.start(request, &options);
-        return Some(Rest::Tunnel(other_end));
+        let response = ResponseStart::of(request).start_tunnel(request, &options);
+        return Some(Rest::Tunnel(Opened { response, other_end }));
     }
-    let exchange = request.exchange();
+    let response = ResponseStart::of(request);
     let body = if length == BodyLength::NoBody { Body::Empty } else { body };
     match body {
         body if is_limited || has_trailers => {
-            exchange.start(request, &options);
-            return Some(Rest::Body(body));
+            return Some(Rest::Body(response.start(request, &options), body));
         }
-        Body::Empty => exchange.respond(request, &options, Bytes::new()),
-        Body::Bytes(bytes) => exchange.respond(request, &options, bytes),
+        Body::Empty => response.respond(request, &options, Bytes::new()),
+        Body::Bytes(bytes) => response.respond(request, &options, bytes),
         Body::File(piece) => {
-            exchange.start(request, &options);
-            exchange.push(BodyItem::File(piece));
-            exchange.end();
+            let response = response.start(request, &options);
+            response.push(BodyItem::File(piece));
+            response.end();
         }
         rest @ (Body::Items(_) | Body::Stream(_)) => {
-            exchange.start(request, &options);
-            return Some(Rest::Body(rest));
+            return Some(Rest::Body(response.start(request, &options), rest));
         }
     }
     None

@@ -40,7 +40,7 @@ use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
 use crate::request::counting;
-use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
+use crate::request::exchange::{BodyLimits, Exchange, Permit, RequestBodyError, ResponseWriter, Sent};
 use crate::request::phases::{LocalBoxFuture, Phase};
 use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
@@ -676,28 +676,9 @@ impl Exchange for Side {
     /// Interim responses are about the client's request.
     fn interim(&self, _status: u16, _fields: &[(Bytes, Bytes)]) {}
 
-    fn start(&self, _request: &Request, _options: &ResponseOptions) {
+    /// The response to a subrequest is a value: it is a part of its parent's, or dropped.
+    fn writer(self: Rc<Self>, _permit: Permit) -> Rc<dyn ResponseWriter> {
         unreachable!("the response to a subrequest is a value, which is never sent")
-    }
-
-    fn push(&self, _item: BodyItem) {
-        unreachable!("the response to a subrequest is a value, which is never sent")
-    }
-
-    fn end(&self) {}
-
-    fn abort(&self) {}
-
-    fn poll_sent(&self, _context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_ready(&self, _low_water: u64, _context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn queued_bytes(&self) -> u64 {
-        0
     }
 
     /// The client's body is its own request's; what that has stored is shared.
@@ -716,9 +697,6 @@ impl Exchange for Side {
     fn received(&self) -> u64 {
         self.over().received
     }
-
-    /// A part of a response is none.
-    fn become_tunnel(&self) {}
 
     fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
         match self.client() {

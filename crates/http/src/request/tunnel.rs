@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_base::log_level::Level;
@@ -13,7 +13,7 @@ use gale_runtime::{Bytes, Timer};
 
 use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem};
-use crate::request::exchange::{BodyLimits, Exchange, Gone, LOW_WATER_BYTES, RequestBodyError};
+use crate::request::exchange::{BodyLimits, Gone, LOW_WATER_BYTES, RequestBodyError, ResponseBody};
 
 /// The other end of a client's tunnel, which a module gives with
 /// [`Flow::Upgrade`](crate::request::phases::Flow::Upgrade).
@@ -52,25 +52,42 @@ pub(crate) enum End {
     Broken(BodyError),
 }
 
+/// A tunnel whose head the client has been given.
+pub struct Opened {
+    /// The client's end.
+    pub(crate) response: ResponseBody,
+    pub(crate) other_end: Box<dyn Tunnel>,
+}
+
 /// Carries bytes both ways until both directions have ended, one end is lost, or nothing has passed for too long. It
 /// needs no request meanwhile.
-pub(crate) fn carry(exchange: &dyn Exchange, tunnel: Box<dyn Tunnel>) -> impl Future<Output = End> {
+pub(crate) fn carry(opened: Opened) -> impl Future<Output = End> {
+    let Opened { response: client, other_end: tunnel } = opened;
     let idle = Timer::after(tunnel.idle_max());
-    let mut carrier = Carrier { tunnel, idle, sent: 0, client_has_ended: false, other_has_ended: false };
-    poll_fn(move |context| carrier.poll(exchange, context))
+    let mut carrier = Carrier { client, tunnel, idle, sent: 0, client_has_ended: false, other_has_ended: false };
+    poll_fn(move |context| {
+        let end = ready!(carrier.poll(context));
+        if end.is_hidden_from_client() {
+            carrier.client.abort();
+        }
+        Poll::Ready(end)
+    })
 }
 
 impl End {
-    /// Tells the error log, and the client where it cannot see it otherwise.
+    /// Returns `true` if the client cannot see the end otherwise.
+    fn is_hidden_from_client(&self) -> bool {
+        !matches!(self, End::Ended | End::Client(Gone::ByPeer))
+    }
+
+    /// Tells the error log.
     pub(crate) fn tell(self, request: &Request) {
         match self {
             End::Ended => {
                 request.log(Level::Info, format_args!("both ends closed the connection while {PROXYING}"));
-                return;
             }
             End::Client(Gone::ByPeer) => {
                 request.log(Level::Info, format_args!("client prematurely closed connection while {PROXYING}"));
-                return;
             }
             End::Client(gone) => {
                 request.log(Level::Info, format_args!("client connection was lost ({gone:?}) while {PROXYING}"))
@@ -81,11 +98,11 @@ impl End {
             }
             End::Broken(error) => request.log(Level::Error, format_args!("{error} while {PROXYING}")),
         }
-        request.exchange().abort();
     }
 }
 
 struct Carrier {
+    client: ResponseBody,
     tunnel: Box<dyn Tunnel>,
     idle: Timer,
     /// How much the client had taken when this was looked at last.
@@ -95,12 +112,12 @@ struct Carrier {
 }
 
 impl Carrier {
-    fn poll(&mut self, exchange: &dyn Exchange, context: &mut Context<'_>) -> Poll<End> {
-        if let Err(end) = self.poll_both(exchange, context) {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        if let Err(end) = self.poll_both(context) {
             return Poll::Ready(end);
         }
         // What the client takes passes, too, although nothing new has come.
-        let sent = exchange.sent().bytes;
+        let sent = self.client.exchange().sent().bytes;
         if std::mem::replace(&mut self.sent, sent) != sent {
             self.idle.set_after(self.tunnel.idle_max());
         }
@@ -108,16 +125,16 @@ impl Carrier {
     }
 
     /// Carries what there is; an error is the end, whichever.
-    fn poll_both(&mut self, exchange: &dyn Exchange, context: &mut Context<'_>) -> Result<(), End> {
+    fn poll_both(&mut self, context: &mut Context<'_>) -> Result<(), End> {
         loop {
             let takes_more = is_ready(self.tunnel.poll_ready(context).map_err(End::Broken))?;
-            let from_client = takes_more && !self.client_has_ended && self.read_client(exchange, context)?;
-            let client_takes_more = is_ready(exchange.poll_ready(LOW_WATER_BYTES, context).map_err(End::Client))?;
-            let to_client = client_takes_more && !self.other_has_ended && self.read_other(exchange, context)?;
+            let from_client = takes_more && !self.client_has_ended && self.read_client(context)?;
+            let client_takes_more = is_ready(self.client.poll_ready(LOW_WATER_BYTES, context).map_err(End::Client))?;
+            let to_client = client_takes_more && !self.other_has_ended && self.read_other(context)?;
             if self.client_has_ended && self.other_has_ended {
                 // Asked anew: before its end was told, it was only whether more is taken.
                 let other_has_all = is_ready(self.tunnel.poll_ready(context).map_err(End::Broken))?;
-                let client_has_all = is_ready(exchange.poll_sent(context).map_err(End::Client))?;
+                let client_has_all = is_ready(self.client.poll_sent(context).map_err(End::Client))?;
                 return if client_has_all && other_has_all { Err(End::Ended) } else { Ok(()) };
             }
             if !from_client && !to_client {
@@ -128,8 +145,8 @@ impl Carrier {
     }
 
     /// Whether something came from the client, its end included.
-    fn read_client(&mut self, exchange: &dyn Exchange, context: &mut Context<'_>) -> Result<bool, End> {
-        match exchange.poll_body(context, &BodyLimits::NONE) {
+    fn read_client(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        match self.client.exchange().poll_body(context, &BodyLimits::NONE) {
             Poll::Pending => return Ok(false),
             Poll::Ready(Ok(Some(BodyItem::Bytes(bytes)))) => self.tunnel.write(bytes),
             Poll::Ready(Ok(Some(_))) => {}
@@ -144,13 +161,13 @@ impl Carrier {
     }
 
     /// Whether something came from the other end, its end included.
-    fn read_other(&mut self, exchange: &dyn Exchange, context: &mut Context<'_>) -> Result<bool, End> {
+    fn read_other(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         match self.tunnel.poll_read(context) {
             Poll::Pending => return Ok(false),
-            Poll::Ready(Ok(Some(bytes))) => exchange.push(BodyItem::Bytes(bytes)),
+            Poll::Ready(Ok(Some(bytes))) => self.client.push(BodyItem::Bytes(bytes)),
             Poll::Ready(Ok(None)) => {
                 self.other_has_ended = true;
-                exchange.end();
+                self.client.end();
             }
             Poll::Ready(Err(error)) => return Err(End::Broken(error)),
         }

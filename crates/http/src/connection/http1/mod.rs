@@ -39,14 +39,15 @@ use crate::request::advance::Step;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::configuration::settings::{CoreSettings, LingeringClose};
 use crate::request::exchange::{
-    BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent, Transferred, log_changed_values,
+    BodyLimits, Exchange, Gone, Permit, RequestBodyError, ResponseOptions, ResponseWriter, Sent, Transferred,
+    log_changed_values,
 };
 use crate::request::packed::PackedRequest;
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
 use crate::request::respond::{self, Answered};
 use crate::request::slow::ExchangeWaits;
-use crate::request::tunnel::{self, Tunnel};
+use crate::request::tunnel::{self, Opened};
 use crate::request::worker::HttpWorker;
 
 /// How many requests that a client has sent at once are answered before other connections have their turn: as many as a
@@ -173,7 +174,7 @@ impl HttpConnection {
                 let carrying = match in_flight.connection.answer(in_flight.request()).await {
                     Answered::Not => return AfterExchange::Close,
                     Answered::Wholly => None,
-                    Answered::Tunnel(other_end) => Some(in_flight.carry(other_end)),
+                    Answered::Tunnel(opened) => Some(in_flight.carry(opened)),
                 };
                 if let Some(carrying) = carrying {
                     let end = carrying.await;
@@ -207,7 +208,7 @@ impl HttpConnection {
             match respond::finish_and_send(request, step).await {
                 Answered::Not => return AfterExchange::Close,
                 Answered::Wholly => {}
-                Answered::Tunnel(other_end) => Box::pin(tunnel::carry(self, other_end)).await.tell(request),
+                Answered::Tunnel(opened) => Box::pin(tunnel::carry(opened)).await.tell(request),
             }
             sent = poll_fn(|context| self.poll_sent(context)).await;
         }
@@ -410,12 +411,12 @@ impl<'c> InFlight<'c> {
     }
 
     /// Carries a tunnel, during which the request is packed.
-    fn carry(&mut self, other_end: Box<dyn Tunnel>) -> Pin<Box<impl Future<Output = tunnel::End> + use<'c>>> {
+    fn carry(&mut self, opened: Opened) -> Pin<Box<impl Future<Output = tunnel::End> + use<'c>>> {
         match self.request.take().map(Request::pack) {
             Some(Ok(packed)) => self.connection.http1().transfer().packed = Some(packed),
             kept => self.request = kept.and_then(Result::err),
         }
-        Box::pin(tunnel::carry(&**self.connection, other_end))
+        Box::pin(tunnel::carry(opened))
     }
 
     /// The tunnel is over.
@@ -497,6 +498,79 @@ impl Exchange for HttpConnection {
         transfer.sender.interim(&text);
     }
 
+    fn carries_trailers(&self, request: &Request) -> bool {
+        may_be_chunked(request, &request.scope().core)
+    }
+
+    fn keeps_connection(&self, request: &Request) -> bool {
+        self.http1().transfer().wish.may_be_kept(request, &request.scope().core)
+    }
+
+    fn poll_body(
+        &self,
+        context: &mut Context<'_>,
+        limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
+        let State { timer, transfer } = &mut *self.http1();
+        let Transfer { input, body, sender, .. } = &mut **transfer.as_mut().expect("an exchange is under way");
+        if body.wants_continue() && !sender.is_started() {
+            body.continue_was_sent();
+            sender.interim(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        if sender.has_interim() {
+            // Whether the client got it shows in what it sends.
+            let _ = sender.poll_sent(&self.client.stream, context);
+        }
+        body.poll_next(&self.client.stream, input, timer, context, limits)
+    }
+
+    fn body_is_read(&self) -> bool {
+        self.http1().transfer().body.is_read()
+    }
+
+    fn is_complete(&self) -> bool {
+        self.http1().transfer().sender.is_complete()
+    }
+
+    fn received(&self) -> u64 {
+        self.http1().transfer().body.received()
+    }
+
+    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        ready!(self.client.stream.poll_peer_closed(context));
+        Poll::Ready(())
+    }
+
+    fn is_broken(&self) -> bool {
+        self.client.stream.is_broken()
+    }
+
+    fn has_left(&self) -> bool {
+        self.client.stream.has_hung_up()
+    }
+
+    fn sent(&self) -> Sent {
+        self.http1().transfer().sender.sent()
+    }
+
+    fn transferred(&self, head_text_bytes: u64) -> Transferred {
+        let mut http1 = self.http1();
+        let transfer = http1.transfer();
+        Transferred { received: head_text_bytes + transfer.body.received(), sent: transfer.sender.sent() }
+    }
+
+    fn waits(&self) -> ExchangeWaits {
+        let mut state = self.http1();
+        let transfer = state.transfer();
+        ExchangeWaits { body: transfer.body.waited(), disk: transfer.sender.disk_waited() }
+    }
+
+    fn writer(self: Rc<Self>, _permit: Permit) -> Rc<dyn ResponseWriter> {
+        self
+    }
+}
+
+impl ResponseWriter for HttpConnection {
     fn start(&self, request: &Request, options: &ResponseOptions) {
         let core = &request.scope().core;
         // It may ask variables, and these the exchange.
@@ -534,14 +608,6 @@ impl Exchange for HttpConnection {
         }
     }
 
-    fn carries_trailers(&self, request: &Request) -> bool {
-        may_be_chunked(request, &request.scope().core)
-    }
-
-    fn keeps_connection(&self, request: &Request) -> bool {
-        self.http1().transfer().wish.may_be_kept(request, &request.scope().core)
-    }
-
     fn push(&self, item: BodyItem) {
         self.http1().transfer().sender.push(item);
     }
@@ -566,74 +632,11 @@ impl Exchange for HttpConnection {
         self.http1().transfer().sender.poll_ready(low_water, &self.client.stream, context)
     }
 
-    fn queued_bytes(&self) -> u64 {
-        self.http1().transfer().sender.queued_bytes()
-    }
-
-    fn poll_body(
-        &self,
-        context: &mut Context<'_>,
-        limits: &BodyLimits,
-    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
-        let State { timer, transfer } = &mut *self.http1();
-        let Transfer { input, body, sender, .. } = &mut **transfer.as_mut().expect("an exchange is under way");
-        if body.wants_continue() && !sender.is_started() {
-            body.continue_was_sent();
-            sender.interim(b"HTTP/1.1 100 Continue\r\n\r\n");
-        }
-        if sender.has_interim() {
-            // Whether the client got it shows in what it sends.
-            let _ = sender.poll_sent(&self.client.stream, context);
-        }
-        body.poll_next(&self.client.stream, input, timer, context, limits)
-    }
-
-    fn body_is_read(&self) -> bool {
-        self.http1().transfer().body.is_read()
-    }
-
-    fn is_complete(&self) -> bool {
-        self.http1().transfer().sender.is_complete()
-    }
-
-    fn received(&self) -> u64 {
-        self.http1().transfer().body.received()
-    }
-
     fn become_tunnel(&self) {
         let mut state = self.http1();
         let transfer = state.transfer();
         transfer.head = None;
         transfer.body.become_tunnel();
         transfer.sender.become_tunnel();
-    }
-
-    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
-        ready!(self.client.stream.poll_peer_closed(context));
-        Poll::Ready(())
-    }
-
-    fn is_broken(&self) -> bool {
-        self.client.stream.is_broken()
-    }
-
-    fn has_left(&self) -> bool {
-        self.client.stream.has_hung_up()
-    }
-
-    fn sent(&self) -> Sent {
-        self.http1().transfer().sender.sent()
-    }
-
-    fn transferred(&self, head_text_bytes: u64) -> Transferred {
-        let mut http1 = self.http1();
-        let transfer = http1.transfer();
-        Transferred { received: head_text_bytes + transfer.body.received(), sent: transfer.sender.sent() }
-    }
-
-    fn waits(&self) -> ExchangeWaits {
-        let mut state = self.http1();
-        let transfer = state.transfer();
-        ExchangeWaits { body: transfer.body.waited(), disk: transfer.sender.disk_waited() }
     }
 }

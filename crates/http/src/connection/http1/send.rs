@@ -139,11 +139,6 @@ impl Sender {
         self.queue.is_at_rest()
     }
 
-    /// How many bytes are queued.
-    pub(super) fn queued_bytes(&self) -> u64 {
-        self.queue.queued_bytes()
-    }
-
     pub(super) fn sent(&self) -> Sent {
         self.queue.sent()
     }

@@ -20,7 +20,7 @@ use super::websocket;
 use crate::request::Request;
 use crate::request::advance::{self, Step};
 use crate::request::begin;
-use crate::request::exchange::Exchange;
+use crate::request::exchange::{Exchange, ResponseWriter};
 use crate::request::packed::PackedRequest;
 use crate::request::respond::{self, Answered, Rest};
 use crate::request::tunnel;
@@ -231,9 +231,9 @@ impl InFlight {
         match answered {
             Answered::Not => return self.stream.abort(),
             Answered::Wholly => {}
-            Answered::Tunnel(other_end) => {
+            Answered::Tunnel(opened) => {
                 self.pack();
-                let end = Box::pin(tunnel::carry(&*self.stream, other_end)).await;
+                let end = Box::pin(tunnel::carry(opened)).await;
                 self.unpack();
                 end.tell(self.request());
             }

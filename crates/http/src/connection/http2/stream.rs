@@ -26,8 +26,8 @@ use crate::connection::output::body_queue::BodyQueue;
 use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::exchange::{
-    BodyLength, BodyLimits, Exchange, Gone, LOW_WATER_BYTES, RequestBodyError, ResponseOptions, Sent, Transferred,
-    log_changed_values,
+    BodyLength, BodyLimits, Exchange, Gone, LOW_WATER_BYTES, Permit, RequestBodyError, ResponseOptions, ResponseWriter,
+    Sent, Transferred, log_changed_values,
 };
 use crate::request::server_field::server_field;
 use crate::request::slow::ExchangeWaits;
@@ -466,57 +466,12 @@ impl Exchange for Stream {
         connection.wake();
     }
 
-    fn start(&self, request: &Request, options: &ResponseOptions) {
-        // It may ask variables, and these the exchange.
-        let server = server_field(request, &request.scope().core);
-        self.write_head(
-            &mut self.connection.state.borrow_mut(),
-            &mut self.state.borrow_mut(),
-            request,
-            options,
-            &server,
-        );
-        self.log_changes(request);
-    }
-
-    fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
-        let server = server_field(request, &request.scope().core);
-        self.respond_with(request, options, body, &server);
-        self.log_changes(request);
-    }
-
     fn carries_trailers(&self, _request: &Request) -> bool {
         true
     }
 
     fn keeps_connection(&self, _request: &Request) -> bool {
         false
-    }
-
-    fn push(&self, item: BodyItem) {
-        let connection = &mut *self.connection.state.borrow_mut();
-        self.push_item(connection, &mut self.state.borrow_mut(), item);
-    }
-
-    fn end(&self) {
-        let connection = &mut *self.connection.state.borrow_mut();
-        self.end_response(connection, &mut self.state.borrow_mut());
-    }
-
-    fn abort(&self) {
-        self.reset(Gone::Aborted, ErrorCode::INTERNAL_ERROR);
-    }
-
-    fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        self.poll_below(0, context)
-    }
-
-    fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        self.poll_below(low_water.max(1), context)
-    }
-
-    fn queued_bytes(&self) -> u64 {
-        self.state.borrow().response.queue.length()
     }
 
     fn window_is_closed(&self) -> bool {
@@ -570,12 +525,6 @@ impl Exchange for Stream {
         Some(self.state.borrow().body.head_bytes() as u64)
     }
 
-    fn become_tunnel(&self) {
-        let mut state = self.state.borrow_mut();
-        state.body.become_tunnel();
-        state.response.is_tunnel = true;
-    }
-
     fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state.borrow_mut();
         if state.gone.is_some() {
@@ -606,5 +555,58 @@ impl Exchange for Stream {
     fn waits(&self) -> ExchangeWaits {
         let state = self.state.borrow();
         ExchangeWaits { body: state.body.waited(), disk: state.response.queue.disk_waited() }
+    }
+
+    fn writer(self: Rc<Self>, _permit: Permit) -> Rc<dyn ResponseWriter> {
+        self
+    }
+}
+
+impl ResponseWriter for Stream {
+    fn start(&self, request: &Request, options: &ResponseOptions) {
+        // It may ask variables, and these the exchange.
+        let server = server_field(request, &request.scope().core);
+        self.write_head(
+            &mut self.connection.state.borrow_mut(),
+            &mut self.state.borrow_mut(),
+            request,
+            options,
+            &server,
+        );
+        self.log_changes(request);
+    }
+
+    fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
+        let server = server_field(request, &request.scope().core);
+        self.respond_with(request, options, body, &server);
+        self.log_changes(request);
+    }
+
+    fn push(&self, item: BodyItem) {
+        let connection = &mut *self.connection.state.borrow_mut();
+        self.push_item(connection, &mut self.state.borrow_mut(), item);
+    }
+
+    fn end(&self) {
+        let connection = &mut *self.connection.state.borrow_mut();
+        self.end_response(connection, &mut self.state.borrow_mut());
+    }
+
+    fn abort(&self) {
+        self.reset(Gone::Aborted, ErrorCode::INTERNAL_ERROR);
+    }
+
+    fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        self.poll_below(0, context)
+    }
+
+    fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        self.poll_below(low_water.max(1), context)
+    }
+
+    fn become_tunnel(&self) {
+        let mut state = self.state.borrow_mut();
+        state.body.become_tunnel();
+        state.response.is_tunnel = true;
     }
 }

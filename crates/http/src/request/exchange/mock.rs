@@ -24,7 +24,7 @@ use gale_protocol::request::Framing;
 use gale_runtime::{Bytes, Moment, SocketAddress};
 use gale_worker::Worker;
 
-use super::{BodyLength, BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
+use super::{BodyLength, BodyLimits, Exchange, Gone, Permit, RequestBodyError, ResponseOptions, ResponseWriter, Sent};
 use crate::files::open_files::OpenFileCache;
 use crate::request::Request;
 use crate::request::body::BodyItem;
@@ -168,6 +168,67 @@ impl Exchange for MockExchange {
         state.events.push(Event::Interim(status));
     }
 
+    fn poll_body(
+        &self,
+        context: &mut Context<'_>,
+        limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
+        let mut state = self.state.borrow_mut();
+        state.was_asked_for_body = true;
+        if state.has_left {
+            return Poll::Ready(Err(RequestBodyError::PeerGone));
+        }
+        if let Some(item) = state.coming.pop_front() {
+            state.received += item.length();
+            let is_too_large = !state.is_tunnel && state.received > limits.length_max;
+            let result = if is_too_large { Err(RequestBodyError::TooLarge) } else { Ok(Some(item)) };
+            return Poll::Ready(result);
+        }
+        if let Some(end) = state.coming_end {
+            return Poll::Ready(end.map(|()| None));
+        }
+        state.body_waker = Some(context.waker().clone());
+        state.asked_waker.take().into_iter().for_each(Waker::wake);
+        Poll::Pending
+    }
+
+    fn body_is_read(&self) -> bool {
+        let state = self.state.borrow();
+        state.coming.is_empty() && state.coming_end == Some(Ok(()))
+    }
+
+    fn received(&self) -> u64 {
+        self.state.borrow().received
+    }
+
+    fn is_complete(&self) -> bool {
+        let state = self.state.borrow();
+        state.is_ended && !state.is_queued
+    }
+
+    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.borrow_mut();
+        if state.has_left {
+            return Poll::Ready(());
+        }
+        state.gone_waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    fn is_broken(&self) -> bool {
+        self.state.borrow().has_left
+    }
+
+    fn sent(&self) -> Sent {
+        Sent::default()
+    }
+
+    fn writer(self: Rc<Self>, _permit: Permit) -> Rc<dyn ResponseWriter> {
+        self
+    }
+}
+
+impl ResponseWriter for MockExchange {
     fn start(&self, request: &Request, options: &ResponseOptions) {
         let mut state = self.state.borrow_mut();
         assert!(!state.is_started, "there is one response");
@@ -215,69 +276,10 @@ impl Exchange for MockExchange {
         self.poll_sent(context)
     }
 
-    fn queued_bytes(&self) -> u64 {
-        u64::from(self.state.borrow().is_queued)
-    }
-
-    fn poll_body(
-        &self,
-        context: &mut Context<'_>,
-        limits: &BodyLimits,
-    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
-        let mut state = self.state.borrow_mut();
-        state.was_asked_for_body = true;
-        if state.has_left {
-            return Poll::Ready(Err(RequestBodyError::PeerGone));
-        }
-        if let Some(item) = state.coming.pop_front() {
-            state.received += item.length();
-            let is_too_large = !state.is_tunnel && state.received > limits.length_max;
-            let result = if is_too_large { Err(RequestBodyError::TooLarge) } else { Ok(Some(item)) };
-            return Poll::Ready(result);
-        }
-        if let Some(end) = state.coming_end {
-            return Poll::Ready(end.map(|()| None));
-        }
-        state.body_waker = Some(context.waker().clone());
-        state.asked_waker.take().into_iter().for_each(Waker::wake);
-        Poll::Pending
-    }
-
-    fn body_is_read(&self) -> bool {
-        let state = self.state.borrow();
-        state.coming.is_empty() && state.coming_end == Some(Ok(()))
-    }
-
-    fn received(&self) -> u64 {
-        self.state.borrow().received
-    }
-
-    fn is_complete(&self) -> bool {
-        let state = self.state.borrow();
-        state.is_ended && !state.is_queued
-    }
-
     fn become_tunnel(&self) {
         let mut state = self.state.borrow_mut();
         assert!(!state.is_started, "a tunnel begins with the response");
         state.is_tunnel = true;
-    }
-
-    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.state.borrow_mut();
-        if state.has_left {
-            return Poll::Ready(());
-        }
-        state.gone_waker = Some(context.waker().clone());
-        Poll::Pending
-    }
-
-    fn is_broken(&self) -> bool {
-        self.state.borrow().has_left
-    }
-
-    fn sent(&self) -> Sent {
-        Sent::default()
     }
 }
 
@@ -407,7 +409,7 @@ mod tests {
     use super::*;
     use crate::request::body::{Body, BodyError, BodyStream};
     use crate::request::respond::{self, Rest};
-    use crate::request::tunnel::{Tunnel, carry};
+    use crate::request::tunnel::{Opened, Tunnel, carry};
 
     fn bytes(text: &'static str) -> Event {
         Piece(text.into())
@@ -629,8 +631,8 @@ mod tests {
             client.is_slow();
             let (exchange, limits) = (request.exchange_handle(), request.body_limits());
             let _rest = start_echo(client, request);
-            exchange.push(BodyItem::Bytes("answer".into()));
-            let either = |context: &mut Context<'_>| match exchange.poll_sent(context) {
+            client.push(BodyItem::Bytes("answer".into()));
+            let either = |context: &mut Context<'_>| match client.poll_sent(context) {
                 Poll::Ready(sent) => Poll::Ready(sent.map(|()| "sent").unwrap_or("gone")),
                 Poll::Pending => exchange.poll_body(context, &limits).map(|_| "read"),
             };
@@ -700,7 +702,7 @@ mod tests {
         end.borrow_mut().waker.take().into_iter().for_each(Waker::wake);
     }
 
-    fn start_tunnel(client: &Rc<MockExchange>, request: &mut Request) -> (Box<dyn Tunnel>, Rc<RefCell<OtherEnd>>) {
+    fn start_tunnel(client: &Rc<MockExchange>, request: &mut Request) -> (Opened, Rc<RefCell<OtherEnd>>) {
         let end = Rc::new(RefCell::new(OtherEnd::default()));
         request.response.status = 101;
         request.tunnel = Some(Box::new(Played(Rc::clone(&end))));
@@ -715,7 +717,7 @@ mod tests {
     fn a_tunnel_carries_bytes_both_ways_past_every_limit() {
         with_request(|client, request| {
             let (tunnel, end) = start_tunnel(client, request);
-            let mut carrying = Driven::new(carry(&**client, tunnel));
+            let mut carrying = Driven::new(carry(tunnel));
             client.state.borrow_mut().received = BODY_MAX;
             client.sends(b"ping");
             assert!(carrying.run().is_pending());
@@ -730,7 +732,7 @@ mod tests {
     fn one_direction_of_a_tunnel_may_end_before_the_other() {
         with_request(|client, request| {
             let (tunnel, end) = start_tunnel(client, request);
-            let mut carrying = Driven::new(carry(&**client, tunnel));
+            let mut carrying = Driven::new(carry(tunnel));
             client.sends(b"all");
             client.ends();
             assert!(carrying.run().is_pending());
@@ -748,7 +750,7 @@ mod tests {
         with_request(|client, request| {
             let (tunnel, end) = start_tunnel(client, request);
             change(&end, |end| (end.has_ended, end.ends_slowly) = (true, true));
-            let mut carrying = Driven::new(carry(&**client, tunnel));
+            let mut carrying = Driven::new(carry(tunnel));
             client.sends(b"last");
             client.ends();
             assert!(carrying.run().is_pending(), "what it was given last is still on its way");
@@ -763,7 +765,7 @@ mod tests {
             client.is_slow();
             let (tunnel, end) = start_tunnel(client, request);
             end.borrow_mut().takes_nothing = true;
-            let mut carrying = Driven::new(carry(&**client, tunnel));
+            let mut carrying = Driven::new(carry(tunnel));
             for _ in 0..3 {
                 client.sends(b"to the other end");
                 change(&end, |end| end.sends.push_back("to the client".into()));
@@ -786,7 +788,7 @@ mod tests {
             let client = MockExchange::new();
             let mut request = request(&client, settings());
             let (tunnel, end) = start_tunnel(&client, &mut request);
-            carry(&*client, tunnel).await.tell(&request);
+            carry(tunnel).await.tell(&request);
             drop(request);
             assert_eq!((client.saw(), Rc::strong_count(&end)), (vec![Aborted], 1));
         });

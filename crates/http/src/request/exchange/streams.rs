@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use gale_runtime::{Bytes, Moment, SocketAddress};
 
-use super::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
+use super::{BodyLimits, Exchange, Gone, Permit, RequestBodyError, ResponseOptions, ResponseWriter, Sent};
 use crate::request::Request;
 use crate::request::body::BodyItem;
 use gale_engine::connections::ConnectionInfo;
@@ -114,8 +114,8 @@ impl Stream {
     }
 
     fn poll_below(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        let queued = self.queued_bytes();
         let mut state = self.state.borrow_mut();
+        let queued: u64 = state.queue.iter().map(|bytes| bytes.len() as u64).sum();
         if state.is_reset {
             return Poll::Ready(Err(Gone::ByPeer));
         }
@@ -138,6 +138,50 @@ impl Exchange for Stream {
 
     fn interim(&self, _status: u16, _fields: &[(Bytes, Bytes)]) {}
 
+    fn poll_body(
+        &self,
+        _context: &mut Context<'_>,
+        _limits: &BodyLimits,
+    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
+        Poll::Ready(Ok(None))
+    }
+
+    fn body_is_read(&self) -> bool {
+        true
+    }
+
+    fn received(&self) -> u64 {
+        0
+    }
+
+    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.borrow_mut();
+        if state.is_reset {
+            return Poll::Ready(());
+        }
+        state.wakers.push(context.waker().clone());
+        Poll::Pending
+    }
+
+    fn is_broken(&self) -> bool {
+        self.state.borrow().is_reset
+    }
+
+    fn is_complete(&self) -> bool {
+        let state = self.state.borrow();
+        state.is_ended && state.queue.is_empty()
+    }
+
+    fn sent(&self) -> Sent {
+        Sent::default()
+    }
+
+    fn writer(self: Rc<Self>, _permit: Permit) -> Rc<dyn ResponseWriter> {
+        self
+    }
+}
+
+impl ResponseWriter for Stream {
     fn start(&self, _request: &Request, _options: &ResponseOptions) {
         assert!(!std::mem::replace(&mut self.state.borrow_mut().is_started, true), "there is one response");
     }
@@ -167,49 +211,7 @@ impl Exchange for Stream {
         self.poll_below(low_water, context)
     }
 
-    fn queued_bytes(&self) -> u64 {
-        self.state.borrow().queue.iter().map(|bytes| bytes.len() as u64).sum()
-    }
-
-    fn poll_body(
-        &self,
-        _context: &mut Context<'_>,
-        _limits: &BodyLimits,
-    ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
-        Poll::Ready(Ok(None))
-    }
-
-    fn body_is_read(&self) -> bool {
-        true
-    }
-
-    fn received(&self) -> u64 {
-        0
-    }
-
     fn become_tunnel(&self) {}
-
-    fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.state.borrow_mut();
-        if state.is_reset {
-            return Poll::Ready(());
-        }
-        state.wakers.push(context.waker().clone());
-        Poll::Pending
-    }
-
-    fn is_broken(&self) -> bool {
-        self.state.borrow().is_reset
-    }
-
-    fn is_complete(&self) -> bool {
-        let state = self.state.borrow();
-        state.is_ended && state.queue.is_empty()
-    }
-
-    fn sent(&self) -> Sent {
-        Sent::default()
-    }
 }
 
 #[cfg(test)]
