@@ -1,4 +1,4 @@
-//! How long a client may be waited for while it sends a body: `client_body_timeout` and `client_body_min_rate`.
+//! Limits of the wait for a client that sends a body: `client_body_timeout` and `client_body_min_rate`.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#client_body_timeout>)
 
 use std::task::{Context, Poll};
@@ -11,27 +11,27 @@ use crate::request::exchange::{BodyLimits, RequestBodyError};
 /// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct BodyWait {
-    /// Since when the client is waited for: its deadline is running.
+    /// Start of the current wait, if the client is being waited for. Its deadline is running.
     since: Option<Moment>,
-    /// How long it has been waited for before that.
+    /// Total of the waits before the current one.
     waited: Duration,
 }
 
 impl BodyWait {
-    /// Something has come.
+    /// Ends the current wait: bytes have come.
     pub fn stop(&mut self) {
         if let Some(since) = self.since.take() {
             self.waited += gale_runtime::now().since(since);
         }
     }
 
-    /// How long it has been waited for.
+    /// Total time that the client has been waited for.
     pub fn waited(&self) -> Duration {
         self.waited + self.since.map_or(Duration::ZERO, |since| gale_runtime::now().since(since))
     }
 
-    /// Waits for a client that has sent so many bytes; ready when that took too long. `timer` is stopped by whoever
-    /// goes on.
+    /// Waits for a client that has sent `received` bytes. Ready when the wait was too long. The caller stops `timer`
+    /// when it goes on.
     pub fn poll_ended(
         &mut self,
         timer: &mut Timer,
@@ -51,8 +51,8 @@ impl BodyWait {
         })
     }
 
-    /// How much longer a client may be waited for that has sent so much. Only waiting counts: a client that we are too
-    /// slow for is none that is slow.
+    /// Time that is left for a client that has sent `received` bytes. Only waiting counts: a client is not slow because
+    /// we are.
     fn time_left(&self, received: u64, limits: &BodyLimits) -> Duration {
         let Some(rate) = limits.min_rate else { return Duration::MAX };
         let milliseconds = received.saturating_mul(1000) / rate.bytes_per_second;

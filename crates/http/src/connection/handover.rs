@@ -22,19 +22,19 @@ use super::beginning::Beginning;
 use super::worker::HttpConnections;
 use super::{HttpConnection, Stage};
 
-/// How long a connection that cannot be passed is kept for a request whose answer can say that it closes.
+/// Time for which a connection that cannot be passed is kept: the answer to its next request says that it closes.
 const KEPT_TIME: Duration = Duration::from_secs(10);
 
-/// How long the successor may take to make room for all.
+/// Longest time in which the successor has to make room for all.
 const PASSING_TIME: Duration = Duration::from_secs(10);
 
-/// Between two attempts while it has none.
+/// Pause between two attempts while the successor has no room.
 const PASSING_PAUSE: Duration = Duration::from_millis(2);
 
-/// How many are passed before others have their turn.
+/// Connections that are passed before other tasks have their turn.
 const PASSED_AT_ONCE: usize = 32;
 
-/// Has idle connections passed on, and closes in time what cannot be passed.
+/// Passes idle connections on, and closes the others in time.
 pub(super) fn pass_idle(connections: &Rc<HttpConnections>, successor: &Successor) {
     connections.worker.keep_idle_until(gale_runtime::now() + KEPT_TIME);
     let idle = connections.table.some(|connection, is_awake| !is_awake && connection.can_be_passed());
@@ -52,7 +52,7 @@ pub(super) fn pass_idle(connections: &Rc<HttpConnections>, successor: &Successor
             };
             gale_runtime::abort(task);
             let Some(received) = detached.received() else { continue };
-            // Whoever is not passed finds the connection closed, as if there were no successor.
+            // A client whose connection is not passed finds it closed, as if there were no successor.
             loop {
                 match successor.pass(detached.as_fd(), &note, received) {
                     Ok(()) => passed += 1,
@@ -77,7 +77,7 @@ pub(super) fn pass_idle(connections: &Rc<HttpConnections>, successor: &Successor
 }
 
 impl HttpConnection {
-    /// Whether it is idle and nothing has to be known of it but what an [`IdleNote`] tells.
+    /// Returns `true` if the connection is idle and an [`IdleNote`] tells all there is to know of it.
     fn can_be_passed(&self) -> bool {
         let client = &self.client;
         let began = client.began.get();
@@ -117,13 +117,13 @@ impl HttpConnection {
         Some((note, stream.release().ok()?))
     }
 
-    /// How long it may still be idle.
+    /// Idle time that is left.
     fn idle_left(&self) -> Duration {
         let idle = gale_runtime::now().since(self.client.idle_since.get());
         Duration::from_millis(self.client.idle_max_ms.get().into()).saturating_sub(idle)
     }
 
-    /// Goes on with a connection that another process has served.
+    /// Continues a connection that another process has served.
     pub(super) fn resume(&self, idle_max: Duration) {
         self.client.began.set(Some(Beginning { proxy_protocol: false, ssl: false }));
         self.client.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));

@@ -1,4 +1,4 @@
-//! Connections of clients, by what they are doing: a connection is in one [`Stage`].
+//! Connections of clients. A connection is in one [`Stage`].
 //!
 //! ```text
 //!   accepted ─┬─► Beginning (beginning.rs) ─┬─► Http1 (http1/) ─┬─► Lingering (lingering.rs)
@@ -43,7 +43,7 @@ pub struct HttpConnection {
     stage: RefCell<Stage>,
 }
 
-/// What a connection is doing, with the state that belongs to that alone.
+/// Stage of a connection, with the state that belongs to that stage alone.
 enum Stage {
     /// The first bytes are awaited, which tell the version. The PROXY protocol's header stands before them, where the
     /// address wants one.
@@ -59,7 +59,7 @@ enum Stage {
     Lingering,
 }
 
-/// The stage after the beginning, with what it begins with.
+/// Result of the first stage: the next one, with its first state.
 enum Begun {
     Http1(http1::State),
     /// HTTP/2, and the part of its preface that has come.
@@ -173,8 +173,8 @@ impl HttpConnection {
         }
     }
 
-    /// Serves the connection to its end, stage by stage. (A block, because the future of an `async fn` holds its
-    /// arguments and what they have become.)
+    /// Serves the connection to its end, stage by stage. (A block, because the future of an `async fn` would hold
+    /// its arguments twice.)
     #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` would be larger")]
     pub fn serve(self: Rc<Self>) -> impl Future<Output = ()> {
         async move {

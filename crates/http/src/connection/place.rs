@@ -1,4 +1,4 @@
-//! Where a connection belongs: the address of the configuration by which it came, and the servers behind that.
+//! The place of a connection in the configuration: the address that it came by, and the servers behind that.
 
 use std::num::NonZeroU32;
 

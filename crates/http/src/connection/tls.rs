@@ -1,4 +1,4 @@
-//! How a connection begins at an address that speaks TLS, and what TLS has to say about requests.
+//! The stage `Tls`: the beginning of a connection at an address with TLS. Also the rules of TLS about requests.
 //!
 //! ```text
 //!   first bytes ─► header of the PROXY protocol, if the address wants one
@@ -7,9 +7,8 @@
 //!               ─► anything else: HTTP, answered with 497 (400 on the wire)
 //! ```
 //!
-//! All of it has `client_header_timeout`, and may be closed to make room as a connection that waits for its first
-//! request may. A connection that is under way says what it has begun with (`Beginning`), so that a reload that
-//! changes the address ends it.
+//! The whole stage has `client_header_timeout`, and the connection may be closed to make room, as if it waited for its
+//! first request. Its `Beginning` is noted, so that a reload that changes the address ends the connection.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -36,7 +35,7 @@ use crate::request::Request;
 use crate::request::configuration::HttpConfiguration;
 use crate::request::exchange::Exchange;
 
-/// What the first bytes of a connection are.
+/// Meaning of the first bytes of a connection.
 enum First {
     /// Not enough to tell.
     Unknown,
@@ -49,7 +48,7 @@ enum First {
     /// A handshake in which an issuer of certificates asks for the server of this name, of which another process may
     /// know.
     Challenge(Vec<u8>),
-    /// Nothing that is answered.
+    /// Bytes that get no answer.
     Refused,
 }
 
@@ -162,7 +161,7 @@ impl Client {
         let asking = name.as_deref().filter(|_| may_be_challenge && asks_challenge);
         let challenged = asking.map_or(Found::Nothing, challenges::tls_server);
         self.began.set(Some(began));
-        // Before all rules of servers, or no issuer could ever find out who is there.
+        // Before all rules of servers, so that an issuer can always validate the name.
         match challenged {
             Found::Nothing => {}
             Found::Ask => return First::Challenge(name.unwrap_or_default()),
@@ -221,7 +220,7 @@ impl Client {
         named.unwrap_or_else(|| place.default_server(http))
     }
 
-    /// Why a request may not be answered on this connection, as far as TLS is concerned: a status.
+    /// Status with which TLS refuses a request on this connection, if it does.
     pub(super) fn refusal(&self, request: &Request) -> Option<u16> {
         let stream = self.stream.tls()?;
         if !stream.is_tls() {
@@ -231,7 +230,7 @@ impl Client {
             request.log(Level::Info, format_args!("client sent plain HTTP request to HTTPS port"));
             return Some(497);
         }
-        // Whoever has recorded it may have sent it (RFC 8470, section 5.2): the client asks again.
+        // Early data may be replayed by an attacker (RFC 8470, section 5.2): the client asks again.
         let is_safe = matches!(request.parsed.method, Method::Get | Method::Head | Method::Options | Method::Trace);
         if !is_safe && stream.details(|details| details.is_early()) == Some(true) {
             request.log(Level::Info, format_args!("client sent a request with an unsafe method as early data"));
@@ -241,7 +240,7 @@ impl Client {
         if mode == VerifyClient::Off {
             return None;
         }
-        // Without certificates of its own it shares those of the default server, and its rules.
+        // A server without certificates of its own shares those of the default server, and its rules.
         let http = request.http();
         let default = http.server(http.addresses[request.place].servers.default).tls.as_ref();
         let wanted = request.server().tls.as_ref().or(default)?;
@@ -263,7 +262,7 @@ impl Client {
     }
 }
 
-/// Begins a handshake with a server whose certificates have to be read first. Where their names have variables, an empty
+/// Begins a handshake with a server whose certificates have to be read first. If their names have variables, an empty
 /// request stands for the connection.
 async fn start_with_certificates(
     connection: &Rc<HttpConnection>,

@@ -1,7 +1,6 @@
-//! Http's part of an event loop: its connections, and what they use again and again.
+//! Http's part of an event loop: its connections, and memory that they use again and again.
 //!
-//! Everything here belongs to one event loop. What a request touches is never
-//! shared with another worker.
+//! Everything here belongs to one event loop. No state of a request is shared with another worker.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,18 +26,18 @@ use crate::connection::http1::Transfer;
 use crate::request::configuration::HttpConfiguration;
 use crate::request::worker::{Configured, HttpWorker, SPARES_MAX};
 
-/// Memory for frames that is kept: for so many connections, and no more than so much each.
+/// Bounds of the memory for frames that is kept: number of buffers, and bytes of each.
 const SPARE_FRAMES_MAX: usize = 16;
 const SPARE_FRAMES_BYTES_MAX: usize = 256 * 1024;
 
-/// The `Date` field before a date is filled in, and where that goes.
+/// The `Date` field before a date is filled in, and the place of the date.
 const DATE_LINE: [u8; DATE_LINE_BYTES] = *b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\n";
 const DATE_VALUE: std::ops::Range<usize> = 6..35;
 const DATE_LINE_BYTES: usize = 37;
 
 /// See the file's head.
 pub struct HttpConnections {
-    /// What their requests share.
+    /// State that all requests share.
     pub(crate) worker: Rc<HttpWorker>,
     /// The connections.
     pub(crate) table: Rc<ConnectionTable<HttpConnection>>,
@@ -72,7 +71,7 @@ impl HttpConnections {
         })
     }
 
-    /// What an HTTP/1 exchange sends and receives with: a spare one, or a new one.
+    /// State for an exchange of HTTP/1: a spare one, or a new one.
     pub(crate) fn take_transfer(&self) -> Box<Transfer> {
         self.spare_transfers.borrow_mut().pop().unwrap_or_default()
     }
@@ -103,7 +102,7 @@ impl HttpConnections {
         out.extend_from_slice(&self.date_line());
     }
 
-    /// What `Date` says.
+    /// Value of the `Date` field.
     pub(crate) fn date(&self) -> [u8; http_date::LENGTH] {
         let line = self.date_line();
         *line[DATE_VALUE].first_chunk().expect("a date has its place in the line")
@@ -128,7 +127,7 @@ impl HttpConnections {
     }
 }
 
-/// Whether connections to this socket may have to speak TLS.
+/// Returns `true` if connections to this socket may have to speak TLS.
 fn speaks_tls(http: &HttpConfiguration, socket: &ListenAddress) -> bool {
     let is_there = |address: &ListenAddress| address == socket || covers(socket, address);
     http.speaks_tls
@@ -152,13 +151,14 @@ impl Protocol for HttpConfiguration {
 impl ProtocolWorker for HttpConnections {
     fn commit(&self, configuration: &Arc<Configuration>) {
         let old = self.worker.commit(Configured::new(Arc::clone(configuration)));
-        // Nobody will answer these any more: better closed now than under a request.
+        // These would get no answer any more: better closed now than under a request.
         let configuration = self.worker.configuration();
         self.table.close_some(|connection, is_awake| {
             if connection.has_place(&configuration) {
                 return false;
             }
-            // What has begun, or may have, the old one answers; also if the task has not run yet.
+            // A request that has begun, or may have, is answered by the old configuration, even if the task has not run
+            // yet.
             let may_have_begun = connection.client.may_have_begun() || is_awake;
             if may_have_begun || connection.is_multiplexed() {
                 connection.client.begin_with(&old);
@@ -225,7 +225,7 @@ impl ProtocolWorker for HttpConnections {
             None => u64::MAX,
             Some(configuration) => match configuration.protocol::<HttpConfiguration>() {
                 Some(http) => http.generation,
-                // Nobody began anything with it.
+                // No exchange began with it.
                 None => return,
             },
         };
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
     use crate::request::respond;
 
-    /// How many bytes the future of an asynchronous function takes, which need not be called for that.
+    /// Size of the future of an asynchronous function, which is not called.
     fn future_bytes<A, F: Future>(_function: impl FnOnce(A) -> F) -> usize {
         size_of::<F>()
     }
@@ -259,7 +259,7 @@ mod tests {
         let exchange = future_bytes(|(request, step)| respond::finish_and_send(request, step));
         let state = size_of::<HttpConnection>();
         println!("futures: connection {connection} bytes, exchange {exchange} bytes; HttpConnection {state} bytes");
-        // What is allocated for each idle connection: just within the allocator's classes of 64 and 192 bytes.
+        // Allocated for each idle connection: just within the allocator's classes of 64 and 192 bytes.
         assert!(connection <= 64, "the connection's future has {connection} bytes");
         assert!(state + 2 * size_of::<usize>() <= 192, "the connection has {state} bytes");
         assert!(exchange <= 512, "the exchange's future has {exchange} bytes");

@@ -5,13 +5,13 @@
 //! ```
 //!
 //! The interface is full duplex: the response may begin, and end, before the request's body has been read, and both
-//! directions may be waited for at once. A request holds its [`Exchange`], which cannot write. A response is written by
-//! [`ResponseStart`], which becomes a [`ResponseBody`] when the head has been given: a head is given once, and a tunnel
-//! begins with it. Each version of HTTP implements [`ResponseWriter`], as does the mock beside this file, whose tests
-//! check the order.
+//! directions may be waited for at once. A request holds its [`Exchange`], which cannot write. A response is written
+//! by [`ResponseStart`], which becomes a [`ResponseBody`] when the head has been given: a head is given once, and a
+//! tunnel begins with it. Each version of HTTP implements [`ResponseWriter`], as does the mock beside this file, whose
+//! tests check the order.
 //!
-//! No call blocks, and no queue is unbounded: [`ResponseBody::push`] queues, and [`ResponseBody::poll_ready`] is awaited
-//! before more is pushed.
+//! No call blocks, and no queue is unbounded: [`ResponseBody::push`] queues, and [`ResponseBody::poll_ready`] is
+//! awaited before more is pushed.
 
 #[cfg(test)]
 pub(crate) mod mock;
@@ -208,8 +208,8 @@ pub trait Exchange {
     fn window_is_closed(&self) -> bool {
         false
     }
-    /// Returns `true` if the client has ended its direction or left, as the kernel knows it, whatever it has sent before
-    /// that.
+    /// Returns `true` if the client has ended its direction or left, as the kernel knows it, whatever it has sent
+    /// before that.
     fn has_left(&self) -> bool {
         self.is_broken()
     }

@@ -17,7 +17,7 @@ use crate::request::exchange::{BodyLimits, RequestBodyError};
 /// Largest piece that is read at once: a slow consumer holds no more.
 const PIECE_MAX: usize = 16 * 1024;
 
-/// Where the body of the current request stands.
+/// State of the body of the current request.
 #[derive(Debug, Default)]
 pub(super) struct RequestBody {
     framing: Coding,
@@ -35,7 +35,7 @@ enum Coding {
     Length(u64),
     Chunked(Box<ChunkedDecoder>),
     Tunnel,
-    /// The head was broken: what follows it cannot be understood, and counts as no body.
+    /// The head was broken: the bytes behind it cannot be understood, and count as no body.
     Unknown,
     /// The body was broken, or did not come: nothing behind it can be understood.
     Broken(RequestBodyError),
@@ -63,7 +63,7 @@ impl RequestBody {
         self.received
     }
 
-    /// How long the client has been waited for.
+    /// Total time that the client has been waited for.
     pub(super) fn waited(&self) -> Duration {
         self.wait.waited()
     }
@@ -85,8 +85,8 @@ impl RequestBody {
         self.framing = Coding::Unknown;
     }
 
-    /// Whether the next request can be found behind the body. Not when the client
-    /// still waits for `100 Continue`: it may send the body or leave it out.
+    /// Returns `true` if the next request can be found behind the body. It cannot while the client waits for
+    /// `100 Continue`: the client may send the body or leave it out.
     pub(super) fn may_be_followed(&self) -> bool {
         match self.framing {
             Coding::Read => true,
@@ -162,7 +162,7 @@ impl RequestBody {
         }
     }
 
-    /// What `input` holds of the body; `None` when that was framing alone.
+    /// The piece of the body in `input`; `None` when that was framing alone.
     fn take_piece(&mut self, input: &mut Buffer, limits: &BodyLimits) -> Result<Option<BodyItem>, RequestBodyError> {
         let lease = match &mut self.framing {
             Coding::Read | Coding::Unknown | Coding::Broken(_) => return Ok(None),

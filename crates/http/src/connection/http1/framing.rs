@@ -1,6 +1,6 @@
-//! The framing of HTTP/1 responses: the head, and how the client learns where the body ends. (RFC 9112 §4, §6 and §7)
+//! The framing of HTTP/1 responses: the head, and the end of the body. (RFC 9112 §4, §6 and §7)
 //!
-//! It says what goes before and behind the items of a body, and sends nothing.
+//! It makes the bytes before and behind the items of a body, and sends nothing.
 
 use std::borrow::Cow;
 
@@ -22,7 +22,7 @@ const SERVER_LINE: &[u8] = b"Server: gale\r\n";
 /// The `Server` field with `server_tokens on`.
 const SERVER_LINE_WITH_VERSION: &[u8] = concat!("Server: gale/", env!("CARGO_PKG_VERSION"), "\r\n").as_bytes();
 
-/// How the body's end is told.
+/// Way in which the client learns of the body's end.
 #[derive(Debug, Default)]
 pub(super) enum Framing {
     /// There is no body, whatever is pushed.
@@ -41,19 +41,19 @@ pub(super) enum Framing {
     },
 }
 
-/// How an item of the body goes.
+/// Framing of one item of the body.
 pub(super) enum Framed {
-    /// Not at all.
+    /// The item is not sent.
     Dropped,
-    /// As it is.
+    /// The item is sent as it is.
     Plain,
-    /// Behind this, and before [`response::CHUNK_END`].
+    /// The item is sent between this and [`response::CHUNK_END`].
     Chunk(response::ChunkHeader),
     /// It is more than the head announced: the client would take it for the next response.
     TooLong,
 }
 
-/// What goes behind the last item.
+/// Bytes behind the last item.
 pub(super) enum End {
     Nothing,
     LastChunk,
@@ -112,7 +112,7 @@ impl Framing {
     }
 }
 
-/// Writes the head, its fields in nginx's order; whether line ends in values became spaces.
+/// Writes the head, its fields in nginx's order. Returns `true` if line ends in values became spaces.
 pub(super) fn write_head(
     head: &ResponseHead,
     framing: &Framing,
@@ -188,8 +188,8 @@ pub(super) fn server_line<'c>(request: &Request, core: &'c CoreSettings) -> Cow<
     }
 }
 
-/// What the head says of a connection that becomes a tunnel. Only a 101 changes the protocol (RFC 9110, section 7.8); a
-/// 2xx to CONNECT says nothing (section 9.3.6).
+/// The `Connection` field of the head that opens a tunnel. Only a 101 changes the protocol (RFC 9110, section 7.8); a
+/// 2xx to CONNECT has no such field (section 9.3.6).
 fn tunnel_line(status: u16) -> &'static [u8] {
     if status == 101 { b"Connection: upgrade\r\n" } else { b"" }
 }

@@ -1,5 +1,5 @@
-//! Reading a request's head, and what has to be settled before the phases begin:
-//! which server, which path, how the body is framed.
+//! Reads the head of a request, and prepares the exchange before the phases begin: the server, the path, and the
+//! framing of the body.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -23,7 +23,7 @@ use crate::request::begin::{self, Refusal, choose_server, keep_first_line, part_
 use crate::request::configuration::http2::head_limits;
 use crate::request::exchange::Exchange;
 
-/// What reading a head led to.
+/// Result of reading a head.
 pub(super) enum Arrival {
     /// A whole head, or one that cannot be understood.
     Request(Box<Request>),
@@ -40,12 +40,12 @@ pub(super) enum Arrival {
 /// waits for the first byte holds none.
 pub(super) type PendingHead = Option<Box<Request>>;
 
-/// How a head is read of which something has come.
+/// State of a head that has come in part.
 #[derive(Default)]
 pub(super) struct HeadReading {
     parser: HeadParser,
     limits: Limits,
-    /// How long the rest of the head may take; none when the time runs already.
+    /// Time for the rest of the head; `None` when the time runs already.
     timeout: Option<Duration>,
     first_read_max: usize,
     next_read_max: usize,
@@ -63,7 +63,7 @@ impl HeadReading {
         }
     }
 
-    /// Waits no more, however that came. Says whether it was waiting.
+    /// Ends the wait for the rest. Returns `true` if there was one.
     pub(super) fn end_waiting(&mut self, counters: &OwnCounters) -> bool {
         let was_waiting = std::mem::take(&mut self.is_counted);
         if was_waiting {
@@ -72,7 +72,7 @@ impl HeadReading {
         was_waiting
     }
 
-    /// How much is read next when so much is there.
+    /// Size of the next read when `length` bytes are there.
     fn read_max(&self, length: usize) -> usize {
         if length < self.first_read_max { self.first_read_max - length } else { self.next_read_max }
     }
@@ -91,7 +91,7 @@ impl HttpConnection {
                     Some(request) => request,
                     None => {
                         let Some(mut request) = self.begin_head(head) else {
-                            // What was answered before is sent first, whatever comes of it.
+                            // Earlier answers are sent first; the connection closes even if that fails.
                             let _ = ready!(sender.poll_held(&self.client.stream, context));
                             return Poll::Ready(Arrival::Closed);
                         };
@@ -112,7 +112,7 @@ impl HttpConnection {
                         }
                         *pending = Some(request);
                     }
-                    // The timer is left as it is: whoever waits next sets it.
+                    // The timer is left as it is: the next wait sets it.
                     Ok(Status::Complete { consumed }) => {
                         if head.end_waiting(&self.client.worker().common.counters) {
                             request.note_head_wait();
@@ -141,7 +141,7 @@ impl HttpConnection {
             {
                 return Poll::Ready(half_head(pending, &mut transfer.input).map_or(Arrival::Closed, Arrival::Left));
             }
-            // Who waits for a request holds nothing to receive with.
+            // A connection that waits for a request holds no receive buffer.
             let mut first = Buffer::new();
             let is_first = transfer.as_ref().is_none_or(|transfer| pending.is_none() && transfer.input.is_empty());
             let (input, read_max) = match transfer {
@@ -171,7 +171,7 @@ impl HttpConnection {
                         timer.poll_after(wait, context)
                     } else {
                         if pending.is_none() {
-                            // It was kept by a reload for what might have come.
+                            // A reload kept it only for a request that might have come.
                             if self.client.info.requests.get() > 0 && self.client.next_generation().is_some() {
                                 return Poll::Ready(Arrival::Closed);
                             }
@@ -188,8 +188,7 @@ impl HttpConnection {
         }
     }
 
-    /// Takes a request to read into; its configuration is the one that the exchange
-    /// will end with.
+    /// Takes a request to read into. The exchange keeps its configuration to the end.
     fn begin_head(self: &Rc<Self>, reading: &mut HeadReading) -> Option<Box<Request>> {
         let configuration = self.client.next_configuration();
         let http = configuration.http();
@@ -214,7 +213,8 @@ impl HttpConnection {
         Some(request)
     }
 
-    /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
+    /// Ends a request that cannot be answered. As in nginx, the error log tells it at `info`, and the access log has a
+    /// line.
     pub(super) fn give_up(&self, mut request: Box<Request>, what: &str, status: u16) {
         let reading = part_read(&request);
         self.client.worker().common.counters.begin_request();
@@ -247,21 +247,20 @@ impl HttpConnection {
     }
 }
 
-/// The part of a head that has come and will not be whole. It belongs to the server that it names, if it has come so
-/// far.
+/// The part of a head that has come and will not be whole. It belongs to the server that it names, if the name has
+/// come.
 fn half_head(pending: &mut PendingHead, input: &mut Buffer) -> Option<Box<Request>> {
     let mut request = pending.take()?;
     request.set_head(std::mem::take(input));
     if request.parsed.authority.is_some() {
         let configuration = Rc::clone(request.configuration());
-        // An error is logged already, and nobody gets an answer that could be another server's.
+        // An error is logged already, and no answer of another server can be given.
         let _ = choose_server(&mut request, configuration.http());
     }
     Some(request)
 }
 
-/// The first `count` bytes; what follows stays in `input`. `None` when there is no
-/// memory for a copy.
+/// The first `count` bytes; the others stay in `input`. `None` when there is no memory for a copy.
 fn split_off(input: &mut Buffer, count: usize) -> Option<Buffer> {
     if input.len() == count {
         return Some(std::mem::take(input));

@@ -1,9 +1,7 @@
-//! A connection that speaks HTTP/1: reads heads, runs exchanges one after
-//! another, writes responses, and decides when to close.
+//! The stage `Http1`: reads heads, runs exchanges one after another, writes responses, and decides when to close.
 //!
-//! An idle connection holds no buffer and no request. The connection's own
-//! future is small; a request that has to wait gets one of its own for as long
-//! as it lasts, and one that never waits gets none.
+//! An idle connection holds no buffer and no request. The connection's own future is small; a request that has to wait
+//! gets a future of its own for as long as it lasts, and one that never waits gets none.
 
 mod body;
 mod framing;
@@ -50,16 +48,16 @@ use crate::request::slow::ExchangeWaits;
 use crate::request::tunnel::{self, Opened};
 use crate::request::worker::HttpWorker;
 
-/// How many requests that a client has sent at once are answered before other connections have their turn: as many as a
-/// connection has sends in a turn of the runtime, which would otherwise end the turn in the middle of an answer.
+/// Pipelined requests that are answered before other connections have their turn: as many as a connection has sends in
+/// a turn of the runtime, which would otherwise end the turn in the middle of an answer.
 const PIPELINED_MAX: u64 = 16;
 
 /// See the file's head.
 #[derive(Default)]
 pub(super) struct State {
-    /// The deadline of whatever is read at the moment.
+    /// Deadline of the current read.
     timer: Timer,
-    /// There from a request's first byte to its end, and as long as something has come that was not read.
+    /// Present from a request's first byte to its end, and as long as received bytes have not been read.
     transfer: Option<Box<Transfer>>,
 }
 
@@ -75,7 +73,7 @@ impl State {
         State { timer, transfer: Some(transfer) }
     }
 
-    /// Whether something has come that nobody has read.
+    /// Returns `true` if received bytes have not been read.
     pub(super) fn has_input(&self) -> bool {
         self.transfer.is_some()
     }
@@ -98,15 +96,15 @@ impl State {
 /// Both directions of an exchange. An idle connection holds none; the worker keeps some spare ones.
 #[derive(Default)]
 pub(crate) struct Transfer {
-    /// What has come and was not read yet.
+    /// Bytes that have come and were not read yet.
     input: Buffer,
-    /// There from the first head on, and not in a tunnel.
+    /// Present from the first head on, and not in a tunnel.
     head: Option<Box<HeadReading>>,
     /// The configuration of the exchange.
     generation: Option<NonZeroU64>,
     body: RequestBody,
     sender: Sender,
-    /// What the client wants of the connection after the exchange.
+    /// Wish of the client for the connection after the exchange.
     wish: Wish,
     /// The request, while there is a tunnel, which needs none.
     packed: Option<Box<PackedRequest>>,
@@ -121,7 +119,7 @@ impl Transfer {
     }
 }
 
-/// What becomes of the connection after an exchange.
+/// Fate of the connection after an exchange.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AfterExchange {
     KeepAlive,
@@ -155,7 +153,7 @@ impl HttpConnection {
         None
     }
 
-    /// Whether other connections have their turn before the next request, which is there already.
+    /// Returns `true` if other connections have their turn before the next request, which is there already.
     pub(super) fn must_yield(&self) -> bool {
         self.is_last_of_turn() && self.http1().transfer.is_some()
     }
@@ -164,8 +162,7 @@ impl HttpConnection {
         self.client.info.requests.get().is_multiple_of(PIPELINED_MAX)
     }
 
-    /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they
-    /// have become.
+    /// One request and its response. A block, because the future of an `async fn` would hold its arguments twice.
     pub(super) fn exchange(self: &Rc<Self>, request: Box<Request>) -> impl Future<Output = AfterExchange> {
         self.client.worker().common.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
@@ -184,15 +181,15 @@ impl HttpConnection {
             }
             let sent = poll_fn(|context| in_flight.connection.poll_sent(context)).await;
             match in_flight.connection.afterwards(in_flight.request(), sent) {
-                // The body that nobody wanted is read first, or there has to be another answer.
+                // An unread body is read first, or there has to be another answer.
                 None => Box::pin(in_flight.connection.conclude(in_flight.request(), sent)).await,
                 Some(afterwards) => in_flight.connection.settle(in_flight.request(), afterwards),
             }
         }
     }
 
-    /// A pool has no room to read a file, and nothing of the response has left: then that is the answer. (nginx closes
-    /// the connection.)
+    /// Answers 503 if a thread pool has no room to read a file and nothing of the response has left. (nginx closes the
+    /// connection.)
     fn refuse(&self, request: &mut Request) -> Option<Step> {
         let error = self.http1().transfer().sender.take_refused()?;
         request.log(Level::Error, format_args!("{error}"));
@@ -200,9 +197,9 @@ impl HttpConnection {
         Some(advance::fail(request, 503))
     }
 
-    /// Does what has to be done before it can be decided what comes after the response: answers anew if nothing of it
-    /// has left, as often as `error_page` names files that cannot be read either (its redirects are bounded); reads
-    /// what is left of the request's body.
+    /// Finishes an exchange whose end is not decided yet. Answers anew if nothing of the response has left, as often as
+    /// `error_page` names files that cannot be read either (its redirects are bounded), and reads the rest of the
+    /// request's body.
     async fn conclude(&self, request: &mut Request, mut sent: Result<(), Gone>) -> AfterExchange {
         while let Some(step) = self.refuse(request) {
             match respond::finish_and_send(request, step).await {
@@ -236,7 +233,7 @@ impl HttpConnection {
     }
 
     /// Answers as far as that needs no waiting; the rest, if any, says what has become of it. A function of its own, so
-    /// that the connection's future has no room for what is only passed through.
+    /// that the connection's future has no room for values that only pass through.
     fn answer_at_once<'r>(self: &Rc<Self>, request: &'r mut Request) -> Option<LocalBoxFuture<'r, Answered>> {
         let rest: LocalBoxFuture<'r, Answered> = match self.begin(request) {
             Step::Close => Box::pin(std::future::ready(Answered::Not)),
@@ -249,7 +246,7 @@ impl HttpConnection {
         Some(self.after_held(rest))
     }
 
-    /// What may take its time, or closes the connection, begins when the answers before have left.
+    /// Begins `rest`, which may take its time or close the connection, when the answers before it have left.
     fn after_held<'r>(self: &Rc<Self>, rest: LocalBoxFuture<'r, Answered>) -> LocalBoxFuture<'r, Answered> {
         let has_held = {
             let mut state = self.http1();
@@ -293,7 +290,8 @@ impl HttpConnection {
         }
     }
 
-    /// Decides what comes after the response; `None` when that shows in what is left of the request's body.
+    /// Decides the fate of the connection after the response; `None` when that depends on the rest of the request's
+    /// body.
     fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Option<AfterExchange> {
         if sent == Err(Gone::Aborted) {
             if self.http1().transfer().sender.is_refused() {
@@ -323,7 +321,7 @@ impl HttpConnection {
         Some(if lingers { AfterExchange::Linger(Lingering::of(core)) } else { AfterExchange::Close })
     }
 
-    /// Whether something has come meanwhile that nobody has read, if the response took its time.
+    /// Returns `true` if the response took its time and unread bytes have come meanwhile.
     fn has_more(&self, request: &Request) -> bool {
         gale_runtime::now() != request.started && self.client.stream.has_unread()
     }
@@ -336,8 +334,7 @@ impl HttpConnection {
         }
     }
 
-    /// Reads what is left of a body that nobody wanted, so that the next request can
-    /// be found behind it.
+    /// Reads the rest of a body that the answer did not need, so that the next request can be found behind it.
     async fn drain_body(&self, request: &Request) -> AfterExchange {
         let core = &request.scope().core;
         let limits = BodyLimits { length_max: 0, silence_max: *core.lingering_timeout.get(), min_rate: None };
@@ -365,7 +362,7 @@ impl HttpConnection {
         gale_runtime::timeout(*core.lingering_time.get(), everything).await.unwrap_or(AfterExchange::Close)
     }
 
-    /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
+    /// Decides what may follow the response, as far as it is known before, and sets the idle time after it.
     fn after_response(&self, request: &Request, core: &CoreSettings, transfer: &Transfer) -> After {
         let Transfer { wish, body, input, .. } = transfer;
         let idle_max = core.keepalive_timeout.get().idle;
@@ -379,7 +376,7 @@ impl HttpConnection {
         }
     }
 
-    /// What the connection makes of the request's response.
+    /// How the connection sends the request's response.
     #[inline]
     fn conduct<'l>(
         &self,
@@ -448,12 +445,13 @@ impl Drop for InFlight<'_> {
 /// nginx's own status, for the log: the connection ended before there was an answer.
 const CLOSED_UNDER_REQUEST: u16 = 499;
 
-/// Whether a body of unknown length may go in chunks: HTTP/1.1 has them, and `chunked_transfer_encoding` allows them.
+/// Returns `true` if a body of unknown length may go in chunks: HTTP/1.1 has them, and `chunked_transfer_encoding`
+/// allows them.
 fn may_be_chunked(request: &Request, core: &CoreSettings) -> bool {
     request.version() == Version::Http11 && *core.chunked_transfer_encoding.get()
 }
 
-/// Whether a closing connection is read from for a while: the client may still be sending.
+/// Returns `true` if a closing connection is read from for a while: the client may still be sending.
 fn lingers(lingering_close: LingeringClose, body: &RequestBody, input: &Buffer) -> bool {
     match lingering_close {
         LingeringClose::Off => false,

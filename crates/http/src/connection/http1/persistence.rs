@@ -1,4 +1,4 @@
-//! Whether a connection carries another request after a response, and how it is closed otherwise. (RFC 9112 §9)
+//! Persistence: decides if a connection carries another request after a response, or how it closes. (RFC 9112 §9)
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#keepalive_timeout>)
 
 use gale_protocol::http1::wants_keep_alive;
@@ -8,13 +8,13 @@ use crate::request::Request;
 use crate::request::browser::Browser;
 use crate::request::configuration::settings::{CoreSettings, KeepaliveDisable, LingeringClose};
 
-/// What a client wants of its connection after the request.
+/// Wish of a client for its connection after the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Wish {
     /// To send nothing more.
     #[default]
     Close,
-    /// Nobody knows: the head is malformed. The connection is closed, while more may be on its way.
+    /// Unknown, since the head is malformed. The connection is closed, while more may be on its way.
     Unknown,
     /// To send another request.
     Keep,
@@ -29,8 +29,8 @@ impl Wish {
         }
     }
 
-    /// Whether the connection may carry another request, as far as the client, the request and its location decide: how
-    /// the bodies end may still forbid it.
+    /// Returns `true` if the connection may carry another request, as far as the client, the request and its location
+    /// decide. The ends of the bodies may still forbid it.
     pub(super) fn may_be_kept(self, request: &Request, core: &CoreSettings) -> bool {
         let age = gale_runtime::now().since(request.connection().accepted);
         self == Wish::Keep
@@ -41,9 +41,9 @@ impl Wish {
             && !is_old_browser(request, core.keepalive_disable.get())
     }
 
-    /// `lingering_close` as it applies to the request. Who ends a connection that the client would have kept reads on:
-    /// the next request may be on its way, and the reset with which the kernel meets it can cost the client the answer
-    /// that it has not read yet (RFC 9112, section 9.6). Where no connection is ever kept, it is nginx's way.
+    /// `lingering_close` as it applies to the request. A connection that the client would have kept is read from: the
+    /// next request may be on its way, and the kernel's reset can cost the client the answer that it has not read yet
+    /// (RFC 9112, section 9.6). If no connection is ever kept, nginx's rule applies.
     pub(super) fn lingering_close(self, request: &Request, core: &CoreSettings) -> LingeringClose {
         let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && request.number_on_connection <= 1;
         match *core.lingering_close.get() {

@@ -4,8 +4,8 @@
 //! Small bodies share the head's buffer, so that a usual response is one system call.
 //!
 //! A short answer is *held* while the next request has come already, so that pipelined requests are answered with one
-//! call. What is held leaves with the first answer behind which none has come, when it is [`HELD_BYTES`], and before
-//! anything is waited for.
+//! call. Held answers leave with the first one that no request follows, when they are [`HELD_BYTES`], and before every
+//! wait.
 
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -33,14 +33,14 @@ pub(super) struct Sender {
     queue: OutputQueue,
     framing: Framing,
     version: Version,
-    /// What comes after the response.
+    /// Fate of the connection after the response.
     ending: Ending,
     has_interim: bool,
     /// The head had line ends in values, which became spaces.
     has_changed_values: bool,
 }
 
-/// What comes after a response, as far as it is known before.
+/// Fate of the connection after a response, as far as it is known before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     /// Another request, if the response itself allows it.
@@ -51,13 +51,13 @@ pub(super) enum After {
     Closes,
 }
 
-/// What the connection makes of a response.
+/// How a connection sends a response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conduct<'l> {
     pub after: After,
     /// A body of unknown length may go in chunks.
     pub may_be_chunked: bool,
-    /// What the `Keep-Alive` field says, if anything.
+    /// Timeout in the `Keep-Alive` field; `None` for no field.
     pub keep_alive_advertised: Option<Duration>,
     /// The `Server` field with its line end; empty leaves it out.
     pub server_line: &'l [u8],
@@ -77,18 +77,18 @@ impl Sender {
         self.ending = Ending::default();
     }
 
-    /// Whether everything has left, to the last byte.
+    /// Returns `true` if everything has left, to the last byte.
     pub(super) fn is_complete(&self) -> bool {
         self.queue.is_complete()
     }
 
-    /// Whether only a reset tells the client that something is missing: the end of
-    /// the connection is the end of the body.
+    /// Returns `true` if only a reset tells the client that bytes are missing: the end of the connection is the end of
+    /// the body.
     pub(super) fn is_cut_short(&self) -> bool {
         self.queue.gone() == Some(Gone::Aborted) && matches!(self.framing, Framing::UntilClose)
     }
 
-    /// Why the response could not be completed, if a file was the reason.
+    /// The error of a file because of which the response could not be completed.
     pub(super) fn take_failure(&mut self) -> Option<BodyError> {
         self.queue.take_failure()
     }
@@ -99,12 +99,13 @@ impl Sender {
         self.queue.refuse(error)
     }
 
-    /// Whether the response broke off because the server is too busy to read a file, and nothing of it has left.
+    /// Returns `true` if the response broke off because the server is too busy to read a file, and nothing of it has
+    /// left.
     pub(super) fn is_refused(&self) -> bool {
         self.queue.is_refused()
     }
 
-    /// Then it is forgotten, so that another may be started; and the error told.
+    /// Forgets such a response, so that another one may be started. Returns the error.
     pub(super) fn take_refused(&mut self) -> Option<BodyError> {
         let error = self.queue.take_refused()?;
         self.framing = Framing::NoBody;
@@ -117,7 +118,7 @@ impl Sender {
         self.queue.is_begun()
     }
 
-    /// Whether line ends in values of the head became spaces; told once.
+    /// Returns `true` once if line ends in values of the head became spaces.
     pub(super) fn take_has_changed_values(&mut self) -> bool {
         std::mem::take(&mut self.has_changed_values)
     }
@@ -134,7 +135,7 @@ impl Sender {
         self.queue.gone().is_some()
     }
 
-    /// Whether nothing is left of any exchange.
+    /// Returns `true` if nothing is left of any exchange.
     pub(super) fn is_at_rest(&self) -> bool {
         self.queue.is_at_rest()
     }
@@ -143,7 +144,7 @@ impl Sender {
         self.queue.sent()
     }
 
-    /// How long a disk was waited for with nothing else to send.
+    /// Total wait for a disk with nothing else to send.
     pub(super) fn disk_waited(&self) -> Duration {
         self.queue.disk_waited()
     }
@@ -251,14 +252,14 @@ impl Sender {
             }
             return;
         }
-        // As with what is given to the socket: nobody is told whether it arrives.
+        // As with bytes that are given to the socket: their arrival is never confirmed.
         self.queue.note_past(response.len());
         if !is_held || self.held.len() >= HELD_BYTES {
             self.send_held(stream, self.ending == Ending::Closes);
         }
     }
 
-    /// Sends what is held; what the socket does not take goes before everything else.
+    /// Sends the held answers. Bytes that the socket does not take go before everything else.
     pub(super) fn send_held(&mut self, stream: &Transport, is_last: bool) {
         if self.held.is_empty() {
             return;
@@ -273,25 +274,25 @@ impl Sender {
         self.queue_held();
     }
 
-    /// What is held goes before everything else, of which there is nothing yet.
+    /// Queues the held answers before everything else. The queue is empty until then.
     fn queue_held(&mut self) {
         if let Some(held) = std::mem::take(&mut self.held).into_lease() {
             self.queue.push_earlier(held);
         }
     }
 
-    /// Sends what is held, before anything else is waited for; ready when all of it has left.
+    /// Sends the held answers before any other wait. Ready when all of them have left.
     pub(super) fn poll_held(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         self.send_held(stream, false);
         self.poll_sent(stream, context)
     }
 
-    /// Whether answers of exchanges before this one have not left.
+    /// Returns `true` if answers of exchanges before this one have not left.
     pub(super) fn has_held(&self) -> bool {
         !self.held.is_empty() || self.queue.has_earlier()
     }
 
-    /// Settles how the body is framed, and writes the head to `scratch`.
+    /// Settles the framing of the body, and writes the head to `scratch`.
     fn begin_response(
         &mut self,
         head: &ResponseHead,
@@ -367,14 +368,14 @@ impl Sender {
         Poll::Ready(ready)
     }
 
-    /// Sends what is queued; ready when all of it has left.
+    /// Sends the queue. Ready when all of it has left.
     pub(super) fn poll_sent(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         let sent = ready!(self.queue.poll_sent(stream, context));
         self.note_sent_off(stream);
         Poll::Ready(sent)
     }
 
-    /// Does what is due when all has left.
+    /// Does the work that is due when all has left.
     #[inline]
     fn note_sent_off(&mut self, stream: &Transport) {
         if self.has_interim || self.framing.is_tunnel() {

@@ -1,6 +1,5 @@
-//! The body of a request in HTTP/2: what has come and was not read yet, which the window bounds.
-//!
-//! The window is opened again by what is read, not by what comes.
+//! The body of a request in HTTP/2: bytes that have come and were not read yet. Our window bounds them
+//! (`flow_control.rs`).
 
 use std::io;
 use std::task::{Context, Poll};
@@ -18,13 +17,13 @@ const PIECE_MAX: usize = 16 * 1024;
 /// See the file's head.
 #[derive(Default)]
 pub(super) struct RequestBody {
-    /// What has come.
+    /// Bytes that have come and were not read.
     buffer: Buffer,
     trailers: Option<Vec<(Bytes, Bytes)>>,
     /// Nothing more comes.
     is_complete: bool,
     received: u64,
-    /// What the head in front of it had as a block.
+    /// Size of the head before it, as a block of fields.
     head_bytes: usize,
     /// The client waits for `100 Continue` before it sends.
     wants_continue: bool,
@@ -35,9 +34,9 @@ pub(super) struct RequestBody {
     timer: Timer,
 }
 
-/// What reading led to.
+/// Result of reading.
 pub(super) enum Piece {
-    /// So many bytes of the window are free again.
+    /// Bytes of the body. As many bytes of the window are free again.
     Bytes(Bytes),
     Trailers(Vec<(Bytes, Bytes)>),
     End,
@@ -71,7 +70,7 @@ impl RequestBody {
         self.trailers = Some(trailers).filter(|trailers| !trailers.is_empty());
     }
 
-    /// Something has come.
+    /// Notes that a piece, or the end, has come.
     pub fn note_came(&mut self, is_complete: bool) {
         self.wait.stop();
         self.wants_continue = false;
@@ -100,12 +99,12 @@ impl RequestBody {
         self.is_tunnel = true;
     }
 
-    /// Whether all of it has come.
+    /// Returns `true` if all of it has come.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }
 
-    /// Whether all of it has come and was read.
+    /// Returns `true` if all of it has come and was read.
     pub fn is_read(&self) -> bool {
         self.is_complete && self.buffer.is_empty() && self.trailers.is_none()
     }
@@ -114,7 +113,7 @@ impl RequestBody {
         self.received
     }
 
-    /// How long the client has been waited for.
+    /// Total time that the client has been waited for.
     pub fn waited(&self) -> Duration {
         self.wait.waited()
     }

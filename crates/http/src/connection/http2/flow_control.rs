@@ -7,9 +7,9 @@
 //!   a body is read ─► `ReceiveWindow` opens ─► read bytes are released ─► WINDOW_UPDATE
 //! ```
 //!
-//! The codec counts the windows: those of the client are charged when a frame is built, and ours when data come. It also
-//! sends the WINDOW_UPDATE frames. Our windows open again by what is read, not by what comes, so a client sends no more
-//! than a handler takes.
+//! The codec counts the windows: those of the client are charged when a frame is built, and ours when data come. It
+//! also sends the WINDOW_UPDATE frames. Our windows open again when bytes are read, not when they come, so a client
+//! sends no more than a handler takes.
 
 use gale_protocol::http2::{RoundTrip, StreamId, WindowGrowth};
 use gale_runtime::Moment;

@@ -14,7 +14,8 @@ use gale_runtime::Bytes;
 use crate::connection::worker::HttpConnections;
 use crate::request::response::ResponseHead;
 
-/// Writes the fields of a head; `server` is what `Server` says, if anything. Whether line ends in values became spaces.
+/// Writes the fields of a head. `server` is the value of `Server`, empty for none. Returns `true` if line ends in
+/// values became spaces.
 pub(super) fn write_head(
     head: &ResponseHead,
     server: &[u8],
@@ -25,7 +26,7 @@ pub(super) fn write_head(
     let known = |fields: &mut FieldsWriter<'_>, field, value: &[u8]| {
         let value = clean_value(value);
         is_changed.set(is_changed.get() | matches!(value, Cow::Owned(_)));
-        // What cannot be written is left out.
+        // A field that cannot be written is left out.
         let _ = fields.known(field, &value);
     };
     if !head.has(ResponseField::Server) && !head.omits_server && !server.is_empty() {
@@ -53,7 +54,7 @@ pub(super) fn write_head(
         known(fields, ResponseField::AcceptRanges, b"bytes");
     }
     for field in head.fields.iter() {
-        // What answers the key that the client has not sent.
+        // The answer to a key that the client has not sent.
         if head.status == 101 && field.name.eq_ignore_ascii_case(b"sec-websocket-accept") {
             continue;
         }
@@ -65,17 +66,17 @@ pub(super) fn write_head(
     is_changed.get()
 }
 
-/// Writes fields that somebody gives by name.
+/// Writes fields by their names.
 pub(super) fn write_fields(list: &[(Bytes, Bytes)], fields: &mut FieldsWriter<'_>) {
     for (name, value) in list {
         write_field(name, value, ResponseField::from_name(name), fields);
     }
 }
 
-/// Writes a field; whether line ends in its value became spaces.
+/// Writes a field. Returns `true` if line ends in its value became spaces.
 fn write_field(name: &[u8], value: &[u8], known: Option<ResponseField>, fields: &mut FieldsWriter<'_>) -> bool {
     let value = clean_value(value);
-    // What cannot be written is left out.
+    // A field that cannot be written is left out.
     let _ = fields.field(name, &value, Indexing::of_response(known));
     matches!(value, Cow::Owned(_))
 }

@@ -11,7 +11,7 @@
 //! Only the connection's task touches the socket. A request that is answered without waiting has no task; one that
 //! waits has one of its own, which ends with the connection. Windows are charged when a frame is built, for streams
 //! with bytes in hand. A response counts as sent when its last frame was built: no more than [`writing::BUILT_MAX`]
-//! bytes wait behind that. Nobody holds a borrow of a state while a request is worked on.
+//! bytes wait behind that. No state is borrowed while a request is worked on.
 //!
 //! Bounded are: the streams at once (`http2_max_concurrent_streams`), what clients send before it is read (the
 //! windows), what waits to be sent, reads of files ([`writing::READS_MAX`]), and how often a client may be a nuisance
@@ -51,14 +51,14 @@ use crate::request::exchange::Gone;
 /// See the file's head.
 pub(crate) struct Http2 {
     owner: Rc<HttpConnection>,
-    /// How much is received at once, in bytes.
+    /// Size of one receive, in bytes.
     receive_max: usize,
     /// The window that its streams begin with, in bytes.
     stream_window: u32,
     state: RefCell<State>,
 }
 
-/// What the task of the connection and those of its streams share.
+/// State that the task of the connection and those of its streams share.
 struct State {
     codec: Codec,
     /// The streams whose requests are under way, oldest first.
@@ -67,28 +67,28 @@ struct State {
     scheduler: Scheduler,
     /// Those of which a piece of a file is being read.
     reading: Vec<StreamId>,
-    /// Some of them are not waited for yet.
+    /// Some of these reads have no waker yet.
     has_begun_to_read: bool,
-    /// Those that wait until fewer are.
+    /// Streams whose reads wait until fewer are under way.
     waiting_to_read: VecDeque<StreamId>,
-    /// Those that a closed window keeps from sending.
+    /// Streams that a closed window keeps from sending.
     blocked: Blocked,
-    /// Those that have come to their end without a task.
+    /// Streams that have come to their end without a task.
     finished: Vec<Rc<Stream>>,
     /// Frames that were built last.
     frames: Vec<u8>,
     /// Frames before them, with the bytes of bodies.
     output: Output,
-    /// A frame has begun whose rest cannot be had: nothing that follows would be understood.
+    /// The rest of a frame is missing: the client could not understand anything behind it.
     is_broken: bool,
-    /// Since when the socket takes nothing.
+    /// Time since which the socket has taken nothing.
     unsent_since: Moment,
-    /// Since when the rest of a head is waited for.
+    /// Start of the wait for the rest of a head.
     head_since: Moment,
-    /// When the budgets of nuisances are full again.
+    /// Time at which the budgets of nuisances are full again.
     budgets_until: Moment,
     shutdown: Shutdown,
-    /// How far away the client is.
+    /// Round-trip time of the client.
     round_trip: RoundTrip,
     /// `send_timeout` of the response that began last.
     send_timeout: Duration,
@@ -98,14 +98,14 @@ struct State {
     timer: Timer,
 }
 
-/// How long the last frames of a connection may wait for the socket.
+/// Longest wait of the last frames of a connection for the socket.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
-/// How a connection ends.
+/// End of a connection.
 enum Ending {
-    /// At once: there is nobody any more, or nothing that can be told.
+    /// At once: the client has left, or can be told nothing.
     Close,
-    /// Its client is to get to see what was sent.
+    /// After its client has seen the last frames.
     Linger,
 }
 
@@ -120,8 +120,8 @@ pub(super) async fn serve(owner: Rc<HttpConnection>, mut input: Buffer) -> Optio
     // Nothing waits for the answers of the streams any more; their requests end before the last frames are sent.
     http2.lose_streams();
     if let Ending::Linger = ending {
-        // The reason of the end is behind bytes that the socket has not taken yet. The wait is bounded, since the client
-        // may take nothing.
+        // The reason of the end is behind bytes that the socket has not taken yet. The wait is bounded, since the
+        // client may take nothing.
         let _ = gale_runtime::timeout(LAST_WORDS_MAX, poll_fn(|context| http2.poll_flush(context))).await;
     }
     http2.say_goodbye();
@@ -210,7 +210,7 @@ impl Http2 {
                     self.note_left();
                     return Poll::Ready(Ending::Close);
                 }
-                // What it has to say to that was kept for want of room.
+                // The frames in answer to the input waited for room.
                 (Received::Paused, Written::All) => continue,
                 _ => {}
             }
@@ -223,7 +223,7 @@ impl Http2 {
         }
     }
 
-    /// Reads files and sends, until neither leads on.
+    /// Reads files and sends, until neither makes progress.
     fn write_all(&self, context: &mut Context<'_>) -> Written {
         loop {
             self.take_what_was_read(context);
@@ -235,7 +235,7 @@ impl Http2 {
         }
     }
 
-    /// There is nobody any more who would get an answer.
+    /// The client has left: no stream can be answered.
     fn lose_streams(&self) {
         let streams: Vec<Rc<Stream>> = self.state.borrow().streams.iter().cloned().collect();
         streams.iter().for_each(|stream| stream.lose(Gone::ByPeer));
@@ -300,13 +300,13 @@ impl State {
         self.place_of(id).map(|place| &self.streams[place])
     }
 
-    /// How many bytes wait for the socket.
+    /// Number of bytes that wait for the socket.
     fn unsent_bytes(&self) -> usize {
         self.output.len_bytes() + self.frames.len()
     }
 }
 
-/// A connection that is being served. However that ends, its streams end with it.
+/// A connection that is being served. Its streams end with it, however it ends.
 struct Served(Rc<Http2>);
 
 impl Drop for Served {

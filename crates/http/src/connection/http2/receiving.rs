@@ -1,4 +1,4 @@
-//! What a client sends: bytes become events, and these are dealt with one by one.
+//! Input from a client: bytes become events, which are handled one by one.
 
 use std::io;
 use std::rc::Rc;
@@ -12,30 +12,30 @@ use gale_runtime::{Buffer, Bytes, Effort, charge_begun, poll_begin};
 use super::Http2;
 use crate::request::exchange::Gone;
 
-/// How many requests are begun before other connections have their turn.
+/// Requests that are begun before other connections have their turn.
 const REQUESTS_PER_TURN: usize = 64;
 
 /// Estimated work of a request that is not answered at once. Most are passed on, and connecting to a server takes 46 µs
 /// of the loop and of the kernel.
 const WAITING_REQUEST: Effort = Effort { usual_nanos: 30_000, worst_nanos: 100_000 };
 
-/// Nothing more is read of a client that does not take what it gets, once so many bytes wait for it: heads and answers
-/// to frames of control, since bodies are bounded by less.
+/// Nothing more is read of a client while more bytes than this wait for it: heads and answers to control frames, since
+/// bodies are bounded by less.
 const UNSENT_MAX: usize = 256 * 1024;
 
-/// How often a client may do what costs more than it is worth is counted anew after so long.
+/// Interval after which the budgets of nuisances are full again.
 const BUDGET_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Data are moved instead of copied if there are so many.
+/// Least size of data that are moved, not copied.
 const MOVED_MIN: usize = 2048;
 
-/// What came of receiving.
+/// Result of receiving.
 pub(super) enum Received {
     /// Nothing more has come.
     Pending,
     /// More may be there, and is looked at in the next turn.
     Yielded,
-    /// What has come is not looked at before something has left.
+    /// The input is not handled before some output has left.
     Paused,
     /// The client has ended the connection, or it is broken.
     Ended,
@@ -43,7 +43,7 @@ pub(super) enum Received {
     Faulty(ConnectionFault),
 }
 
-/// What came of a look at the input.
+/// Result of a look at the input.
 enum Next {
     /// An event was dealt with; it may have begun a request.
     Handled(Option<Progress>),
@@ -60,11 +60,11 @@ struct Turn {
     requests: usize,
     /// The socket has nothing more.
     is_drained: bool,
-    /// Whether the client has gone; `None` before the first look.
+    /// `Some(true)` if the client has gone; `None` before the first look.
     has_gone: Option<bool>,
 }
 
-/// How far a request is that was begun.
+/// Progress of a request that was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// It has its answer, or was refused.
@@ -74,8 +74,8 @@ pub(super) enum Progress {
 }
 
 impl Http2 {
-    /// Receives and deals with what has come. All that is there is received first, as far as the buffer allows: what a
-    /// client that has gone has asked for is not begun.
+    /// Receives input and handles it. All input is received first, as far as the buffer allows: no request of a client
+    /// that has gone is begun.
     pub(super) fn receive(self: &Rc<Self>, input: &mut Buffer, context: &mut Context<'_>) -> Received {
         let mut turn = Turn::default();
         let mut needs_more = false;
@@ -110,7 +110,7 @@ impl Http2 {
         }
     }
 
-    /// Deals with what was received; `None` when more is needed.
+    /// Handles the input; `None` when more is needed.
     fn handle_input(
         self: &Rc<Self>,
         input: &mut Buffer,
@@ -145,7 +145,7 @@ impl Http2 {
         None
     }
 
-    /// Deals with what came before the client ended its direction: it completes the bodies of requests that have begun,
+    /// Handles the input before the client ended its direction. It completes the bodies of requests that have begun,
     /// and begins none.
     fn handle_last_input(self: &Rc<Self>, input: &mut Buffer) {
         let mut turn = Turn { has_gone: Some(true), ..Turn::default() };
@@ -156,14 +156,14 @@ impl Http2 {
         }
     }
 
-    /// Whether the rest of a request's body is still to come.
+    /// Returns `true` if the rest of a request's body is still to come.
     fn awaits_bodies(&self) -> bool {
         self.state.borrow().streams.iter().any(|stream| stream.awaits_body())
     }
 
-    /// Whether the client has gone, or ended its direction, as far as that is known in this turn.
+    /// Returns `true` if the client has gone or ended its direction, as far as that is known in this turn.
     fn has_gone(&self, turn: &mut Turn) -> bool {
-        // The end may stand behind what the input has no room for.
+        // The end may stand behind bytes that the input has no room for.
         let may_be_hidden = !turn.is_drained || self.client().info.requests.get() == 0;
         *turn.has_gone.get_or_insert_with(|| may_be_hidden && self.client().stream.has_hung_up())
     }
@@ -190,7 +190,7 @@ impl Http2 {
         }
     }
 
-    /// Deals with the first event of the input.
+    /// Handles the first event of the input.
     fn handle_next(self: &Rc<Self>, input: &mut Buffer, turn: &mut Turn) -> Next {
         let handled = {
             let fields = &mut *self.client().connections.fields.borrow_mut();
@@ -218,7 +218,7 @@ impl Http2 {
         Next::Handled(self.handle_event(event))
     }
 
-    /// Says how far a request is that was begun by it.
+    /// Returns the progress of a request that was begun by it.
     fn handle_event(self: &Rc<Self>, event: Event) -> Option<Progress> {
         match event {
             Event::Request { stream, end_stream } => return Some(self.begin_request(stream, end_stream, None)),
@@ -256,7 +256,7 @@ impl Http2 {
     fn handle_data(&self, id: StreamId, input: &mut Buffer, length: usize, end_stream: bool) {
         let found = self.state.borrow().find(id).cloned();
         let Some(stream) = found else {
-            // Nobody wants it any more.
+            // The request is over.
             input.consume(length);
             self.state.borrow_mut().codec.release(id, length);
             return;
@@ -285,7 +285,7 @@ impl Http2 {
         stream.note_body_came(true);
     }
 
-    /// The client has given a stream up, or it was reset for what the client did.
+    /// The client has given a stream up, or has caused its reset.
     fn lose_stream(&self, id: StreamId) {
         let Some(stream) = self.state.borrow().find(id).cloned() else { return };
         stream.lose(Gone::ByPeer);

@@ -1,4 +1,4 @@
-//! Where a request of a stream begins, how it is answered, and how it ends.
+//! The life of a stream's request: it begins, is answered, and ends.
 //!
 //! A request is answered at once as far as that needs no waiting; the rest is a task of its own. It is logged when it
 //! ends, however it ends.
@@ -31,7 +31,7 @@ const RESET_STREAMS_MAX: usize = 128;
 /// nginx's own status, for the log: the connection ended before there was an answer.
 const CLOSED_UNDER_REQUEST: u16 = 499;
 
-/// How a request goes on that was not answered at once.
+/// Continuation of a request that was not answered at once.
 enum Waits {
     /// It is on its way through the phases.
     Step(Step),
@@ -79,7 +79,7 @@ impl Http2 {
         Progress::Waits
     }
 
-    /// The stream with its request, before anything was decided. `None` where there is no room for it.
+    /// The stream with its request, before anything was decided. `None` if there is no room for it.
     fn take_request(
         self: &Rc<Self>,
         id: StreamId,
@@ -118,7 +118,7 @@ impl Http2 {
         Some((stream, request))
     }
 
-    /// What the request's server says of the connection: how long it may be idle, and whether it has served enough.
+    /// Applies the settings of the request's server to the connection: its idle time, and the end of its service.
     fn note_request(&self, request: &Request) {
         let core = &request.scope().core;
         let idle_max = core.keepalive_timeout.get().idle;
@@ -132,7 +132,8 @@ impl Http2 {
         }
     }
 
-    /// Ends what was answered without a task, now that the answer has left. Says whether something was.
+    /// Ends the requests that were answered without a task and whose answers have left. Returns `true` if there were
+    /// any.
     pub(super) fn finish_streams(&self) -> bool {
         let mut has_ended = false;
         loop {
@@ -156,7 +157,7 @@ impl Http2 {
         let is_complete = stream.is_complete();
         match stream.malformed() {
             Some(refusal) => state.codec.reset_refused(stream.id, refusal),
-            // The answer is there: what the client still sends interests nobody.
+            // The answer is complete: the rest of the request's body is not needed.
             None if is_complete => state.codec.discard(stream.id),
             None => state.codec.reset(stream.id, ErrorCode::INTERNAL_ERROR),
         }
@@ -213,7 +214,7 @@ impl InFlight {
         }
     }
 
-    /// It was answered: it ends when the answer has left, which may be so already.
+    /// The request was answered: it ends when the answer has left, which may be so already.
     fn keep_or_end(mut self) {
         if !self.stream.is_over()
             && let Some(request) = self.request.take()
@@ -238,7 +239,7 @@ impl InFlight {
                 end.tell(self.request());
             }
         }
-        // Whether it is whole shows in the stream.
+        // The stream knows if the answer is whole.
         let _ = poll_fn(|context| self.stream.poll_sent(context)).await;
     }
 }

@@ -1,5 +1,5 @@
-//! How a connection ends: in two steps that lose no request (RFC 9113, section 6.8), by its timeouts, or for what its
-//! client did.
+//! The end of a connection: in two steps that lose no request (RFC 9113, section 6.8), by a timeout, or because of an
+//! offence of the client.
 //!
 //! ```text
 //!   GOAWAY (all streams), PING ─► a round trip, or a second ─► GOAWAY (the last stream) ─► its last answer ─► end
@@ -15,16 +15,16 @@ use gale_runtime::Moment;
 use super::{Ending, Http2};
 use crate::request::configuration::settings::CoreSettings;
 
-/// How long the answer to a PING is waited for.
+/// Longest wait for the answer to a PING.
 const ROUND_TRIP_MAX: Duration = Duration::from_secs(1);
 
-/// What the PING carries.
+/// Payload of the PING.
 const PING: [u8; 8] = *b"shutdown";
 
-/// How far the end of a connection is.
+/// Progress of the end of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Shutdown {
-    /// Nobody thinks of it.
+    /// The connection goes on.
     #[default]
     No,
     /// The client is to be told.
@@ -43,7 +43,7 @@ impl Shutdown {
         }
     }
 
-    /// Whether the client knows the last request.
+    /// Returns `true` if the client knows the last request.
     pub fn is_final(self) -> bool {
         self == Shutdown::Final
     }
@@ -71,7 +71,8 @@ impl Http2 {
         }
     }
 
-    /// A PING was answered. If it is that behind the announcement, what the client sent before it was told has come.
+    /// A PING was answered. If it is the one behind the announcement, everything has come that the client sent before
+    /// it knew.
     pub(super) fn note_answer_to_ping(&self, payload: [u8; 8]) {
         let state = &mut *self.state.borrow_mut();
         state.round_trip.note_answer(payload, gale_runtime::now().as_nanos());
@@ -81,13 +82,13 @@ impl Http2 {
         }
     }
 
-    /// Whether the last answer has left.
+    /// Returns `true` if the last answer has left.
     pub(super) fn is_done(&self) -> bool {
         let state = self.state.borrow();
         state.shutdown.is_final() && state.streams.is_empty() && state.unsent_bytes() == 0 && !state.codec.has_control()
     }
 
-    /// Waits no longer than the client may take; ready when it has taken longer.
+    /// Waits for the next deadline of the client. Ready when the connection ends because of it.
     pub(super) fn poll_deadlines(&self, is_in_head: bool, context: &mut Context<'_>) -> Poll<Ending> {
         loop {
             let now = gale_runtime::now();
@@ -118,7 +119,7 @@ impl Http2 {
                 until = until.min(step);
             }
             if !state.finished.is_empty() {
-                // Looked after in the next turn.
+                // Handled in the next turn.
                 context.waker().wake_by_ref();
             }
             if until == Moment::NEVER {
@@ -138,7 +139,7 @@ impl Http2 {
         }
     }
 
-    /// Until when the rest of a head may take: `client_header_timeout`.
+    /// Deadline of the rest of a head: `client_header_timeout`.
     fn head_until(&self, is_in_head: bool, now: Moment) -> Moment {
         let since = {
             let state = &mut *self.state.borrow_mut();
@@ -165,9 +166,9 @@ impl Http2 {
         }
     }
 
-    /// Until when a connection without streams may wait: `keepalive_timeout`, before the first `client_header_timeout`.
+    /// Deadline of a connection without streams: `keepalive_timeout`, before the first request `client_header_timeout`.
     fn idle_until(&self) -> Moment {
-        // One that is told to end does so by itself.
+        // A connection whose client was told ends by itself.
         if !self.client().is_idle() || self.state.borrow().shutdown != Shutdown::No {
             return Moment::NEVER;
         }
@@ -175,7 +176,7 @@ impl Http2 {
         self.client().first_wait().map_or(since, |wait| since + wait)
     }
 
-    /// What the default server of its address says.
+    /// A deadline from the settings of the address' default server.
     fn of_server(&self, ask: impl FnOnce(&CoreSettings) -> Moment) -> Moment {
         let configuration = self.client().next_configuration();
         let http = configuration.http();

@@ -38,7 +38,7 @@ pub(super) struct Stream {
     pub id: StreamId,
     /// The generation of the configuration of its request.
     pub generation: u64,
-    /// Why its request is refused, if it is.
+    /// Reason for which its request is refused, if it is.
     refusal: Option<Refusal>,
     state: RefCell<StreamState>,
 }
@@ -50,15 +50,15 @@ struct StreamState {
     window: ReceiveWindow,
     response: Response,
     gone: Option<Gone>,
-    /// Who wants to know of any change.
+    /// Tasks that are woken by any change.
     wakers: SmallVec<[Waker; 1]>,
-    /// The request, where it was answered without waiting and the answer has not left.
+    /// The request, if it was answered without waiting and the answer has not left.
     request: Option<Box<Request>>,
-    /// The task of the request, where it has to wait.
+    /// The task of the request, if it has to wait.
     task: Option<TaskId>,
 }
 
-/// How far a response is.
+/// State of a response.
 #[derive(Default)]
 pub(super) struct Response {
     pub queue: BodyQueue,
@@ -75,18 +75,18 @@ pub(super) struct Response {
     pub is_done: bool,
     /// It is with the scheduler, or blocked, or waits for a disk.
     pub is_listed: bool,
-    /// Since when a closed window keeps it from sending.
+    /// Time since which a closed window has kept it from sending.
     pub blocked_since: Option<Moment>,
     pub send_timeout: Duration,
     /// The most that a frame holds.
     pub chunk_max: usize,
     pub sent: Sent,
-    /// Why it could not be completed.
+    /// Reason for which it could not be completed.
     pub failure: Option<BodyError>,
     length: Left,
 }
 
-/// How much of the body has not been pushed.
+/// Part of the body that has not been pushed.
 #[derive(Default)]
 enum Left {
     /// There is no body, whatever is pushed.
@@ -108,7 +108,7 @@ impl Stream {
         Rc::new(Stream { connection, id, generation, refusal, state })
     }
 
-    /// Why its request has to be reset once it was answered.
+    /// Reason for which the stream has to be reset once its request was answered.
     pub fn malformed(&self) -> Option<Refusal> {
         self.refusal.filter(|refusal| matches!(refusal, Refusal::Malformed(_)))
     }
@@ -122,13 +122,13 @@ impl Stream {
         self.state.borrow().gone
     }
 
-    /// Whether nothing will be sent any more.
+    /// Returns `true` if nothing will be sent any more.
     pub fn is_over(&self) -> bool {
         let state = self.state.borrow();
         state.response.is_done || state.gone.is_some()
     }
 
-    /// A frame was built: whoever waits to push more may do so, and whoever waits for the end knows it.
+    /// A frame was built: wakes tasks that wait to push more, or for the end.
     pub fn note_built(&self) {
         let mut state = self.state.borrow_mut();
         if state.response.is_done || state.response.queue.length() <= LOW_WATER_BYTES {
@@ -136,13 +136,13 @@ impl Stream {
         }
     }
 
-    /// Whether the rest of its request's body is still to come.
+    /// Returns `true` if the rest of its request's body is still to come.
     pub fn awaits_body(&self) -> bool {
         let state = self.state.borrow();
         state.gone.is_none() && !state.body.is_complete()
     }
 
-    /// Whether nothing of its request's body is here.
+    /// Returns `true` if no unread bytes of its request's body are here.
     pub fn body_is_empty(&self) -> bool {
         self.state.borrow().body.is_empty()
     }
@@ -191,7 +191,7 @@ impl Stream {
         self.state.borrow_mut().task.take()
     }
 
-    /// There is nobody any more who would get something.
+    /// Notes that the client can get nothing any more.
     pub fn lose(self: &Rc<Self>, gone: Gone) {
         self.give_up(&mut self.connection.state.borrow_mut(), gone);
     }
@@ -307,14 +307,14 @@ impl Stream {
         self.end_response(connection, state);
     }
 
-    /// Says what had to be changed of the head.
+    /// Logs changes of the head's values.
     fn log_changes(&self, request: &Request) {
         if self.with_response(|response| std::mem::take(&mut response.has_changed_values)) {
             log_changed_values(request);
         }
     }
 
-    /// Has frames built of what is queued.
+    /// Lists the stream with the scheduler, which builds frames of its queue.
     fn list(&self, connection: &mut State, response: &mut Response) {
         if !std::mem::replace(&mut response.is_listed, true) {
             connection.scheduler.push(self.id, connection.codec.priority(self.id));
@@ -398,8 +398,8 @@ impl Stream {
         self.state.borrow().window.open_again(self.id, connection);
     }
 
-    /// Ready when no more than so much is queued, or all is over. With a closed window one item is enough: it has the
-    /// stream time out.
+    /// Ready when no more than `low_water` bytes are queued, or all is over. While the client's window is closed, one
+    /// item is enough: it makes the stream time out.
     fn poll_below(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         let queued_max = if self.window_is_closed() { 0 } else { low_water };
         let mut state = self.state.borrow_mut();

@@ -1,7 +1,7 @@
-//! WebSockets over HTTP/2 (RFC 8441): a client asks with an extended CONNECT for what HTTP/1 has an upgrade for.
+//! WebSockets over HTTP/2 (RFC 8441): a client opens one with an extended CONNECT, as with an upgrade in HTTP/1.
 //!
-//! The request becomes one of HTTP/1, as section 5 has it: a GET with `Upgrade` and `Connection`, and a key. So
-//! whatever a configuration says of upgrades holds, `$http_upgrade` included, and servers behind need know nothing of
+//! The request becomes one of HTTP/1, as section 5 has it: a GET with `Upgrade` and `Connection`, and a key. So all
+//! rules of a configuration about upgrades apply, `$http_upgrade` included, and upstream servers need know nothing of
 //! HTTP/2. The answer's 101 becomes 200 again; a success that is no tunnel must not look like one.
 
 use std::io;
@@ -13,7 +13,7 @@ use gale_runtime::Buffer;
 /// The protocol that is known. Another one stays a CONNECT, which no server has.
 const WEBSOCKET: &[u8] = b"websocket";
 
-/// Makes an extended CONNECT what it would be in HTTP/1; says whether it is one.
+/// Turns an extended CONNECT into a request of HTTP/1. Returns `false` for any other request.
 ///
 /// # Errors
 /// No memory for the fields: nothing has changed.
@@ -38,7 +38,7 @@ pub(super) fn translate(head: &mut RequestHead, text: &mut Buffer) -> io::Result
     head.push(HeaderField { name: connection, value: upgrade, known: Some(KnownHeader::Connection) });
     let name = part(17);
     head.push(HeaderField { name, value: part(key.len()), known: None });
-    // What follows are bytes of the tunnel.
+    // The next bytes are those of the tunnel.
     head.framing = Framing::None;
     Ok(true)
 }

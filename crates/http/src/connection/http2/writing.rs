@@ -1,4 +1,4 @@
-//! What leaves: frames of the streams that can send, in the order of their priorities, and the socket.
+//! Output: frames of the streams that can send, in the order of their priorities, and the socket.
 //!
 //! Heads and frames of control are written where they come up. Frames of bodies are built here, and only when there is
 //! room: so a stream that becomes urgent waits for [`BUILT_MAX`] bytes at most. All that was built in a turn leaves in
@@ -23,7 +23,7 @@ pub(super) const BUILT_MAX: usize = 64 * 1024;
 /// to wait time after time, of 256 KiB.
 pub(super) const READS_MAX: usize = 16;
 
-/// What came of sending.
+/// Result of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     /// All that there was, as far as windows and disks allow.
@@ -34,7 +34,7 @@ pub(super) enum Written {
     Lost,
 }
 
-/// What came of building a frame.
+/// Result of building a frame.
 enum Built {
     /// There may be another one.
     More,
@@ -68,7 +68,7 @@ impl Http2 {
         }
     }
 
-    /// Sends what was built.
+    /// Sends the frames that were built.
     fn send(&self, state: &mut State, context: &mut Context<'_>) -> Written {
         state.codec.poll_control(&mut state.frames);
         if state.output.is_empty() && !state.frames.is_empty() {
@@ -106,7 +106,7 @@ impl Http2 {
         }
     }
 
-    /// Takes what was read of files.
+    /// Takes the pieces of files that were read.
     pub(super) fn take_what_was_read(&self, context: &mut Context<'_>) {
         let state = &mut *self.state.borrow_mut();
         state.has_begun_to_read = false;
@@ -137,7 +137,7 @@ impl Http2 {
         }
     }
 
-    /// Says that the connection ends, as far as that can be said without waiting.
+    /// Tells the client that the connection ends, as far as that needs no waiting.
     pub(super) fn say_goodbye(&self) {
         let state = &mut *self.state.borrow_mut();
         if !state.shutdown.is_final() {
@@ -171,7 +171,7 @@ impl State {
         if self.reading.len() < READS_MAX { self.waiting_to_read.pop_front() } else { None }
     }
 
-    /// What becomes of a stream after its turn.
+    /// Decides the fate of a stream after its turn.
     fn go_on_after(&mut self, stream: &Rc<Stream>, built: Built) {
         let id = stream.id;
         match built {
@@ -244,7 +244,7 @@ impl State {
         available: usize,
         is_rest: bool,
     ) -> Result<Option<bool>, SendFault> {
-        // These are nobody's bytes.
+        // Control frames do not count as the response's bytes.
         self.codec.poll_control(&mut self.frames);
         let before = self.frames.len();
         let sent = self.codec.write_data(id, available, is_rest, &mut self.frames)?;
@@ -267,8 +267,7 @@ impl State {
         Ok(Some(sent.end_stream))
     }
 
-    /// Builds what stands behind the data where that is more than a flag: trailers, or the reset of a malformed
-    /// request.
+    /// Builds the end behind the data if it is more than a flag: trailers, or the reset of a malformed request.
     fn build_end(&mut self, stream: &Stream, response: &mut Response) -> Built {
         if stream.malformed().is_none() {
             let trailers = std::mem::take(&mut response.trailers);
@@ -285,7 +284,7 @@ impl State {
         Built::Done
     }
 
-    /// Moves the frames that were built behind what waits for the socket.
+    /// Moves the frames that were built behind the bytes that wait for the socket.
     fn flush_frames(&mut self) -> std::io::Result<()> {
         self.output.append(&self.frames)?;
         self.frames.clear();

@@ -1,8 +1,8 @@
-//! What is queued of one response among several on a connection: bytes in hand, behind them pieces of files, and what
-//! follows these.
+//! The queue of one response among several on a connection: bytes in hand, behind them pieces of files, and the items
+//! behind these.
 //!
-//! Whoever frames them takes the bytes when there is room for them, so that a response that waits for a disk holds
-//! nothing of what is shared. It sends nothing itself and knows no framing.
+//! The caller frames the bytes and takes them when there is room, so that a response that waits for a disk holds
+//! nothing of the shared output. The queue sends nothing itself and knows no framing.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(in crate::connection) struct BodyQueue {
 }
 
 impl BodyQueue {
-    /// How pieces of files are delivered: their bytes have to be seen.
+    /// Sets the delivery of files. `sendfile` is off, since frames need the bytes.
     pub fn set_files(&mut self, files: &FileOptions) {
         self.items.set_files(FileOptions { sendfile: false, ..files.clone() });
     }
@@ -43,32 +43,32 @@ impl BodyQueue {
         Ok(())
     }
 
-    /// How many bytes it stands for.
+    /// Number of bytes that it stands for.
     pub fn length(&self) -> u64 {
         self.output.len_bytes() as u64 + self.items.length()
     }
 
-    /// How long a disk was waited for with nothing in hand.
+    /// Total wait for a disk with nothing in hand.
     pub fn disk_waited(&self) -> Duration {
         self.items.disk_waited()
     }
 
-    /// Whether there is nothing but bytes in hand.
+    /// Returns `true` if there is nothing but bytes in hand.
     pub fn is_in_hand(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// How many bytes are in hand.
+    /// Number of bytes in hand.
     pub fn bytes_in_hand(&self) -> usize {
         self.output.len_bytes()
     }
 
-    /// Whether a piece of a file is being read.
+    /// Returns `true` while a piece of a file is being read.
     pub fn is_reading(&self) -> bool {
         self.items.is_reading()
     }
 
-    /// Takes in hand what is in memory, and begins to read what is not.
+    /// Takes pieces in hand that are in memory, and begins to read the next one.
     ///
     /// # Errors
     /// The file's.
@@ -77,7 +77,7 @@ impl BodyQueue {
         filled.map_err(|error| BodyError::of_file(self.items.first_name(), error))
     }
 
-    /// Takes in hand what was read.
+    /// Takes a piece in hand that was read.
     ///
     /// # Errors
     /// The file's.
@@ -100,7 +100,7 @@ impl BodyQueue {
         self.output.consume(count);
     }
 
-    /// Moves the first `count` bytes in hand behind what is to be sent.
+    /// Moves the first `count` bytes in hand to the end of `output`.
     pub fn move_to(&mut self, count: usize, output: &mut Output) {
         self.output.move_to(count, output);
     }

@@ -1,4 +1,4 @@
-//! Items that wait behind what is in memory, and how pieces of files get there.
+//! Items that wait behind the bytes in memory, and the reading of files.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,14 +25,14 @@ pub(super) struct Items(Option<Box<Held>>);
 #[derive(Default)]
 struct Held {
     queue: VecDeque<BodyItem>,
-    /// How the pieces of files are delivered.
+    /// Delivery of the pieces of files.
     delivery: Delivery,
-    /// So much of the first piece goes by `sendfile` when the output is empty, as was found in this poll.
+    /// Bytes of the first piece that go by `sendfile` when the output is empty, as found in this poll.
     sendfile_bytes: u64,
     disk_wait: DiskWait,
 }
 
-/// How long a disk is waited for with nothing else to send.
+/// Waits for a disk with nothing else to send.
 #[derive(Default)]
 struct DiskWait {
     since: Option<Moment>,
@@ -63,7 +63,7 @@ impl Items {
         self.held().delivery.begin_response(files);
     }
 
-    /// Lets go of what belongs to the configuration and to the exchange.
+    /// Forgets the state of the exchange and of its configuration.
     pub(super) fn forget_files(&mut self) {
         if let Some(held) = &mut self.0 {
             held.delivery.begin_response(FileOptions::default());
@@ -89,7 +89,7 @@ impl Items {
         }
     }
 
-    /// How long a disk was waited for with nothing else to send.
+    /// Total wait for a disk with nothing else to send.
     pub(super) fn disk_waited(&self) -> Duration {
         self.0.as_ref().map_or(Duration::ZERO, |held| held.disk_wait.waited())
     }
@@ -107,7 +107,7 @@ impl Items {
         self.0.as_ref().is_none_or(|held| held.queue.is_empty())
     }
 
-    /// How many bytes they stand for.
+    /// Number of bytes that they stand for.
     pub(super) fn length(&self) -> u64 {
         self.0.as_ref().map_or(0, |held| held.queue.iter().map(BodyItem::length).sum())
     }
@@ -117,13 +117,13 @@ impl Items {
         self.0.as_ref().map_or(0, |held| held.delivery.options().postponed_bytes)
     }
 
-    /// Whether something is being read of the first one.
+    /// Returns `true` while a piece of the first one is being read.
     #[inline]
     pub(super) fn is_reading(&self) -> bool {
         self.0.as_ref().is_some_and(|held| held.delivery.is_reading())
     }
 
-    /// Whether the first one follows what is in memory at once, or is worth waiting for (`tcp_nopush`).
+    /// Returns `true` if the first one follows the bytes in memory at once, or is worth waiting for (`tcp_nopush`).
     pub(super) fn is_followed(&self) -> bool {
         self.0.as_ref().is_some_and(|held| {
             let options = held.delivery.options();
@@ -131,7 +131,7 @@ impl Items {
         })
     }
 
-    /// How much is left of the first one.
+    /// Number of bytes that are left of the first one.
     pub(super) fn first_length(&self) -> u64 {
         self.first().map_or(0, BodyItem::length)
     }
@@ -148,7 +148,7 @@ impl Items {
         self.0.as_ref()?.queue.front()
     }
 
-    /// Whether the first one is a piece of a file that is to be read only when the socket has room.
+    /// Returns `true` if the first one is a piece of a file that is read only when the socket has room.
     #[inline]
     pub(super) fn waits_for_room(&self) -> bool {
         self.0.as_ref().is_some_and(|held| {
@@ -165,7 +165,7 @@ impl Items {
         }
     }
 
-    /// Another poll begins: what may go by `sendfile` is found anew.
+    /// Another poll begins: the bytes that may go by `sendfile` are determined again.
     #[inline]
     pub(super) fn look_anew(&mut self) {
         if let Some(held) = &mut self.0 {
@@ -173,20 +173,20 @@ impl Items {
         }
     }
 
-    /// Ready when what is sent next of a file may be read: much of it has to wait for a share of the turn, as sending
-    /// it would, and the client's time does not run meanwhile.
+    /// Ready when the next piece of a file may be read. A large one waits for a share of the turn, as sending it would,
+    /// and the client's time does not run meanwhile.
     #[inline]
     pub(super) fn poll_budget(&self, output_bytes: usize, context: &mut Context<'_>) -> Poll<()> {
         self.0.as_ref().map_or(Poll::Ready(()), |held| held.poll_budget(output_bytes, context))
     }
 
-    /// Moves what can be sent from memory to the output, and begins to read what is not in memory.
+    /// Moves bytes in memory to the output, and begins to read the next piece that is not in memory.
     #[inline]
     pub(super) fn fill(&mut self, output: &mut Output) -> io::Result<()> {
         self.0.as_mut().map_or(Ok(()), |held| held.fill(output))
     }
 
-    /// Takes what has been read of the first one.
+    /// Takes the bytes that have been read of the first one.
     pub(super) fn poll_reading(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.held().poll_reading(output, context)
     }
@@ -281,7 +281,7 @@ impl Held {
         }
     }
 
-    /// Goes on to what stands behind a piece of a file of which nothing is left.
+    /// Removes a piece of a file of which nothing is left.
     fn leave_finished_file(&mut self) {
         if matches!(self.queue.front(), Some(BodyItem::File(piece)) if piece.length == 0) {
             self.queue.pop_front();

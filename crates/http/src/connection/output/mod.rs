@@ -1,4 +1,4 @@
-//! What a connection has yet to send: bytes in memory, behind them pieces of files, and what follows these.
+//! The output queue of a connection: bytes in memory, behind them pieces of files, and the items behind these.
 //!
 //! ```text
 //!   push, append ──► items ──fill──► output ──► socket
@@ -6,9 +6,9 @@
 //!                      └─ sendfile ───────────────┴─► socket, when the output is empty
 //! ```
 //!
-//! The queue knows nothing of framing: whoever fills it says what goes before and behind an item. It sends what it has
-//! in [`OutputQueue::poll_sent`], counts what has left, and gives up when the client takes nothing for `send_timeout`.
-//! How a piece of a file gets to the socket is the ladder's choice (`files/delivery.rs`).
+//! The queue knows nothing of framing: the caller pushes the bytes before and behind an item. The queue sends in
+//! [`OutputQueue::poll_sent`], counts the bytes that have left, and gives up when the client takes nothing for
+//! `send_timeout`. The ladder (`files/delivery.rs`) chooses the way of a piece of a file to the socket.
 
 pub(super) mod body_queue;
 mod items;
@@ -30,24 +30,24 @@ use crate::request::exchange::{Gone, Sent};
 /// Bytes up to this length are copied behind others.
 pub(super) const COPIED_MAX: usize = 4 * 1024;
 
-/// From so much of a file on, packets leave only when they are full (`TCP_CORK`) until all of it is sent, and what
-/// follows it at once: otherwise each acknowledgement that comes meanwhile sends off what there is. On loopback that
-/// costs a tenth; below, less than the two calls.
+/// Least size of a file for which packets leave only when they are full (`TCP_CORK`), until the file and the bytes
+/// behind it are sent. Otherwise each acknowledgement sends off a packet that is not full, which costs a tenth on
+/// loopback. Smaller files lose less by that than the two calls cost.
 const CORKED_FROM: u64 = 128 * 1024;
 
-/// What follows a response when it has left, as far as sending it is concerned.
+/// Fate of the connection after a response, as far as sending is concerned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The connection stays open. Nobody has to know when the last byte has left.
+    /// The connection stays open. The time at which the last byte leaves does not matter.
     Stays,
     /// The connection is closed at once: its end goes with the last byte.
     Closes,
-    /// Something that waits until all has left for certain.
+    /// A later step waits until all has left for certain.
     #[default]
     Waits,
 }
 
-/// How far the response is that is being queued.
+/// Progress of the response that is being queued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     /// It has not begun: there are interim responses at most.
@@ -66,24 +66,24 @@ pub(super) struct OutputQueue {
     output: Option<Box<Output>>,
     /// So many bytes at the beginning of `output` belong to responses before, and were counted when these were held.
     earlier_bytes: usize,
-    /// What stands behind `output`; begins with a piece of a file.
+    /// Items behind `output`. The first one is a piece of a file.
     items: Items,
     is_corked: bool,
-    /// What is queued must not wait for more.
+    /// The queue must not wait for more.
     flushes: bool,
     stage: Stage,
-    /// Some of what was queued since the exchange began, or since the last interim response, was given to the socket.
+    /// The socket was given bytes that were queued since the exchange began, or since the last interim response.
     has_left: bool,
     sent: Sent,
     patience: Patience,
     gone: Option<Gone>,
-    /// Why the response could not be completed.
+    /// Reason for which the response could not be completed.
     failure: Option<Box<BodyError>>,
     /// Memory is given back as soon as it is empty: nothing is queued for long.
     is_thrifty: bool,
 }
 
-/// What fills it.
+/// Filling.
 impl OutputQueue {
     /// The response's head follows.
     pub(super) fn begin(&mut self, send_timeout: Duration) {
@@ -91,7 +91,7 @@ impl OutputQueue {
         self.patience.set(send_timeout);
     }
 
-    /// How pieces of files are delivered, and what is gathered before it is sent.
+    /// Sets the delivery of files, and the bytes that are gathered before they are sent.
     pub(super) fn set_files(&mut self, files: &FileOptions, stream: &Transport) {
         self.items.set_files(FileOptions { sendfile: files.sendfile && stream.can_sendfile(), ..files.clone() });
     }
@@ -129,12 +129,12 @@ impl OutputQueue {
         self.has_left = true;
     }
 
-    /// What is queued must not wait for more.
+    /// The queue must not wait for more.
     pub(super) fn flush(&mut self) {
         self.flushes = true;
     }
 
-    /// There will be nothing to send most of the time, and no pieces of files: memory is for what there is.
+    /// Keeps no memory while nothing is queued: there will be nothing to send most of the time, and no files.
     pub(super) fn be_thrifty(&mut self) {
         self.is_thrifty = true;
         self.items.shrink();
@@ -151,7 +151,7 @@ impl OutputQueue {
         self.has_left = true;
     }
 
-    /// So much of what leaves belongs to the head.
+    /// Notes the length of the head, which is the first part of the response.
     pub(super) fn note_head(&mut self, count: usize) {
         self.sent.head_bytes = count as u64;
     }
@@ -161,7 +161,7 @@ impl OutputQueue {
         self.give_up(Gone::Aborted);
     }
 
-    /// The client has gone; what the kernel says about it is of no further use.
+    /// The client has gone. The kernel's error is of no further use.
     pub(super) fn fail(&mut self) {
         // The responses before cannot be sent either.
         self.earlier_bytes = 0;
@@ -176,9 +176,9 @@ impl OutputQueue {
     }
 }
 
-/// What is asked of it.
+/// Queries.
 impl OutputQueue {
-    /// Whether the response's head was queued.
+    /// Returns `true` if the response's head was queued.
     pub(super) fn is_begun(&self) -> bool {
         self.stage != Stage::Before
     }
@@ -187,22 +187,22 @@ impl OutputQueue {
         matches!(self.stage, Stage::Ended(_))
     }
 
-    /// Whether nothing is queued.
+    /// Returns `true` if nothing is queued.
     pub(super) fn is_empty(&self) -> bool {
         self.output_bytes() == 0 && self.items.is_empty()
     }
 
-    /// Whether everything has left, to the last byte.
+    /// Returns `true` if everything has left, to the last byte.
     pub(super) fn is_complete(&self) -> bool {
         self.is_ended() && self.gone.is_none() && self.is_empty()
     }
 
-    /// Whether nothing is left of any exchange.
+    /// Returns `true` if nothing is left of any exchange.
     pub(super) fn is_at_rest(&self) -> bool {
         self.gone.is_none() && self.is_empty() && !self.items.is_reading()
     }
 
-    /// Whether responses before this one have not left.
+    /// Returns `true` if responses before this one have not left.
     pub(super) fn has_earlier(&self) -> bool {
         self.earlier_bytes > 0
     }
@@ -215,17 +215,17 @@ impl OutputQueue {
         self.sent
     }
 
-    /// How long a disk was waited for with nothing else to send.
+    /// Total wait for a disk with nothing else to send.
     pub(super) fn disk_waited(&self) -> Duration {
         self.items.disk_waited()
     }
 
-    /// How many bytes are queued.
+    /// Number of bytes in the queue.
     pub(super) fn queued_bytes(&self) -> u64 {
         self.output_bytes() as u64 + self.items.length()
     }
 
-    /// Why the response could not be completed, if a file was the reason.
+    /// The error of a file because of which the response could not be completed.
     pub(super) fn take_failure(&mut self) -> Option<BodyError> {
         self.failure.take().map(|failure| *failure)
     }
@@ -241,14 +241,15 @@ impl OutputQueue {
         Ok(())
     }
 
-    /// Whether the response broke off because the server is too busy to read a file, and nothing of it has left.
+    /// Returns `true` if the response broke off because the server is too busy to read a file, and nothing of it has
+    /// left.
     pub(super) fn is_refused(&self) -> bool {
         matches!(self.failure.as_deref(), Some(BodyError::Overloaded(_)))
             && self.gone == Some(Gone::Aborted)
             && !self.has_left
     }
 
-    /// Then it is forgotten, so that another may be begun; and the error told.
+    /// Forgets such a response, so that another one may be begun. Returns the error.
     pub(super) fn take_refused(&mut self) -> Option<BodyError> {
         if !self.is_refused() {
             return None;
@@ -263,7 +264,7 @@ impl OutputQueue {
         Some(error)
     }
 
-    /// Forgets the exchange that has ended, of which nothing is left to be sent, and what belongs to its configuration.
+    /// Forgets an exchange that has ended and has nothing left to be sent, with the state of its configuration.
     pub(super) fn rest(&mut self) {
         self.stage = Stage::Before;
         self.has_left = false;
@@ -279,7 +280,7 @@ impl OutputQueue {
         self.output.get_or_insert_default()
     }
 
-    /// How many bytes are in memory.
+    /// Number of bytes in memory.
     fn output_bytes(&self) -> usize {
         self.output.as_ref().map_or(0, |output| output.len_bytes())
     }
@@ -293,10 +294,11 @@ impl OutputQueue {
     }
 }
 
-/// How it leaves.
+/// Sending.
 impl OutputQueue {
-    /// As [`OutputQueue::poll_sent`], until no more than `low_water` bytes are left. What may wait for the next item is
-    /// not sent for that, and packets that are not full wait for it: a caller that has no item calls `poll_sent`.
+    /// As [`OutputQueue::poll_sent`], until no more than `low_water` bytes are left. Bytes that may wait for the next
+    /// item are not sent for that, and packets that are not full wait for it: a caller that has no item calls
+    /// `poll_sent`.
     pub(super) fn poll_ready(
         &mut self,
         low_water: u64,
@@ -312,20 +314,20 @@ impl OutputQueue {
         }
     }
 
-    /// Whether so little is queued that it may wait for the next item.
+    /// Returns `true` if so little is queued that it may wait for the next item.
     fn may_gather(&self) -> bool {
         let postponed_bytes = self.items.postponed_bytes();
         self.gone.is_none() && !self.flushes && self.items.is_empty() && (self.output_bytes() as u64) < postponed_bytes
     }
 
-    /// Sends what is queued; ready when all of it has left.
+    /// Sends the queue. Ready when all of it has left.
     pub(super) fn poll_sent(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         let emptied = ready!(self.poll_emptied(stream, context));
         self.uncork(stream);
         Poll::Ready(emptied)
     }
 
-    /// The same, but that the end of it may wait for a packet to be full.
+    /// As [`OutputQueue::poll_sent`], but the last packet may wait until it is full.
     fn poll_emptied(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         self.items.look_anew();
         loop {
@@ -398,14 +400,14 @@ impl OutputQueue {
         }
     }
 
-    /// A send waits: if that is for the socket, the client is what is waited for. Of TLS nobody knows here.
+    /// A send waits. In the clear, a full socket means that the client is slow; of TLS this cannot be told here.
     fn note_full(&mut self, stream: &Transport) {
         if stream.plain().is_some_and(Stream::is_full) {
             self.items.note_full();
         }
     }
 
-    /// Gives the socket what comes next.
+    /// Gives the socket the next bytes.
     fn poll_send(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<usize, FileError>> {
         let Some(output) = self.output.as_deref_mut().filter(|output| !output.is_empty()) else {
             return self.poll_sendfile(stream, context);
@@ -416,7 +418,7 @@ impl OutputQueue {
             // The head leaves with the file that follows at once; `tcp_nopush`: it waits for one that is being read.
             false => self.items.is_followed(),
         };
-        // The last of a response, of which nobody has to know when it has left.
+        // The last bytes of a response: the time at which they leave does not matter.
         if let Stage::Ended(ending @ (Ending::Stays | Ending::Closes)) = self.stage
             && self.items.is_empty()
         {
@@ -433,14 +435,14 @@ impl OutputQueue {
     /// Sends on from the file behind the output, which is empty.
     fn poll_sendfile(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<usize, FileError>> {
         if !self.is_corked && self.items.first_length() >= CORKED_FROM {
-            // Without (a Unix socket has none), it is as right and less quick.
+            // A Unix socket has no cork: the result is the same, and less quick.
             let _ = stream.set_cork(true);
             self.is_corked = true;
         }
         self.items.poll_sendfile(stream, context)
     }
 
-    /// What is left of a packet need not wait any more.
+    /// Lets a packet leave that is not full.
     fn uncork(&mut self, stream: &Transport) {
         if std::mem::take(&mut self.is_corked) {
             // Only a connection that has failed refuses, and has nothing left to send.
@@ -448,7 +450,7 @@ impl OutputQueue {
         }
     }
 
-    /// Counts what has left, but for what was counted when it was held.
+    /// Counts bytes that have left, except those that were counted when they were held.
     fn note_sent(&mut self, count: usize) {
         let earlier = count.min(self.earlier_bytes);
         self.earlier_bytes -= earlier;
@@ -461,7 +463,7 @@ impl OutputQueue {
 
     /// `send_timeout` runs while the client takes nothing.
     fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        // An interim response has no timeout of its own: none is known before the head, and who waits for the client's
+        // An interim response has no timeout of its own: none is known before the head, and the wait for the client's
         // body or for the handler has one. Earlier responses have that of the last of them.
         if !self.is_begun() && self.earlier_bytes == 0 {
             return Poll::Pending;
@@ -472,8 +474,8 @@ impl OutputQueue {
         Poll::Ready(Err(Gone::SendTimedOut))
     }
 
-    /// The client is not at fault for a slow disk. But when it takes longer than `send_timeout`, one that has closed
-    /// its side is not waited for any more: the disk may never answer. Before, it may be one that only sends no more.
+    /// The client is not at fault for a slow disk. But after `send_timeout`, a client that has closed its side is not
+    /// waited for any more: the disk may never answer. Before that, it may only have ended its own direction.
     fn poll_gone_meanwhile(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<()> {
         if !self.is_begun() {
             return Poll::Pending;
@@ -548,7 +550,7 @@ mod tests {
             let file = File::from_std(file).expect("a file");
             let mut queue = OutputQueue::default();
             queue.begin(Duration::from_secs(60));
-            // Whatever the disk does.
+            // The speed of the disk does not matter.
             queue.set_files(&FileOptions { sendfile: true, way: ReadWay::Blocking, ..FileOptions::default() }, &stream);
             for offset in [0, CORKED_FROM] {
                 queue.push(BodyItem::File(FilePiece { file: file.clone(), offset, length: CORKED_FROM }));

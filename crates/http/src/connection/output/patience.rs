@@ -1,4 +1,4 @@
-//! `send_timeout`: how long a client may take nothing.
+//! `send_timeout`: the longest time in which a client may take nothing.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#send_timeout>)
 
 use std::task::{Context, Poll};
@@ -15,12 +15,12 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// How long it is from now on.
+    /// Sets the time from now on.
     pub(super) fn set(&mut self, send_timeout: Duration) {
         self.send_timeout = send_timeout;
     }
 
-    /// Ready when the client has taken nothing for too long since this was asked first.
+    /// Ready when the client has taken nothing for too long since the first call.
     pub(super) fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if !std::mem::replace(&mut self.is_running, true) {
             self.timer.set_after(self.send_timeout);
