@@ -24,6 +24,7 @@ use crate::request::outcome::{conclude, deny, perform, spend_redirect};
 use crate::request::phases::{CLIENT_LEFT, Decision, Flow, Handler, Phase};
 use crate::request::post_action;
 use crate::request::request_body;
+use crate::request::routing::UriFit;
 use crate::request::slow::{self, Cause, Wait};
 use gale_engine::variables::subject::Subject;
 
@@ -180,7 +181,7 @@ fn end_phase(http: &HttpConfiguration, request: &mut Request) -> Option<End> {
             Ok(()) => Phase::Rewrite,
             Err(status) => return Some(End::Flow(Flow::Respond(status))),
         },
-        Phase::Rewrite if request.uri_was_changed => {
+        Phase::Rewrite if request.fit == UriFit::Rewritten => {
             if !spend_redirect(request) {
                 request.log(
                     Level::Error,
@@ -226,8 +227,7 @@ fn no_content(request: &Request) -> Flow {
 
 /// Puts the request into the location for its URI.
 fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), u16> {
-    request.uri_was_changed = false;
-    request.has_left_location = false;
+    request.fit = UriFit::Found;
     let server = http.server(request.server);
     if http.redirects_to_slash
         && !request.uri.ends_with(b"/")
@@ -235,8 +235,8 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
         && http.scope(scope).redirects_to_slash
     {
         request.scope = scope;
-        // Nobody is led to what nobody may ask for.
-        let is_refused = *http.scope(scope).core.internal.get() && !request.is_internal;
+        // A location that refuses the client does not show that it exists.
+        let is_refused = *http.scope(scope).core.internal.get() && !request.is_internal();
         return Err(if is_refused { 404 } else { request.redirect_to_slash() });
     }
     let found = server.locations.find(&request.uri).map_err(|error| {
@@ -252,7 +252,7 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
         }
     }
     let core = &http.scope(request.scope).core;
-    if *core.internal.get() && !request.is_internal {
+    if *core.internal.get() && !request.is_internal() {
         return Err(404);
     }
     if request_body::is_refused(request) { Err(413) } else { Ok(()) }

@@ -13,6 +13,7 @@ use crate::request::advance::{self, Step};
 use crate::request::configuration::HttpConfiguration;
 use crate::request::configuration::settings::CoreSettings;
 use crate::request::counting;
+use crate::request::routing::UriOrigin;
 use gale_engine::variables::subject::Subject;
 
 /// Why a request is answered without asking any module.
@@ -87,7 +88,7 @@ impl Refusal {
 
 /// The path and the arguments.
 fn set_path(request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
-    let Request { parsed, head, uri, args, is_uri_as_sent, .. } = request;
+    let Request { parsed, head, uri, args, origin, .. } = request;
     let input = head.readable();
     if parsed.target.form == Form::Authority {
         // As in nginx: there is no path in it.
@@ -96,7 +97,7 @@ fn set_path(request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
         return Ok(());
     }
     let mut scratch = std::mem::take(args);
-    *is_uri_as_sent = true;
+    *origin = UriOrigin::Client;
     uri.clear();
     uri.extend_from_slice(parsed.target.normalized_path(input, *core.merge_slashes.get(), &mut scratch)?);
     scratch.clear();

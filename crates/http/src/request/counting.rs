@@ -18,7 +18,7 @@ pub(super) fn begin(request: &mut Request, http: &HttpConfiguration) {
 
 /// A part of it is over: only what else is counted of a request may be counted of that.
 pub(super) fn end_part(request: &Request) {
-    if let Some(count) = request.at_end.filter(|_| !request.is_in_background) {
+    if let Some(count) = request.at_end.filter(|_| !request.kind.is_background()) {
         count(request);
     }
     slow::end_part(request);

@@ -17,6 +17,7 @@ pub mod files;
 pub mod filters;
 pub mod forwarded;
 mod hooks;
+mod kind;
 pub mod limit_rate;
 mod outcome;
 pub mod own;
@@ -27,6 +28,7 @@ pub(crate) mod pump;
 pub mod request_body;
 pub(crate) mod respond;
 pub mod response;
+mod routing;
 pub mod server_field;
 pub mod slow;
 pub mod subrequest;
@@ -61,10 +63,12 @@ use smallvec::SmallVec;
 use crate::request::browser::Browser;
 use crate::request::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::exchange::{BodyLimits, Exchange, Sent, Transferred};
+use crate::request::kind::Kind;
 use crate::request::phases::Phase;
 use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
-use crate::request::subrequest::{Fallback, NESTED_MAX, RepeatsMain, Target};
+use crate::request::routing::{UriFit, UriOrigin};
+use crate::request::subrequest::{Fallback, RepeatsMain, Target};
 use crate::request::tunnel::Tunnel;
 use crate::request::variables::template::any_is_true;
 use crate::request::worker::{Configured, HttpWorker};
@@ -115,8 +119,8 @@ pub struct Request {
     pub notes: Notes,
     /// A filter has put subrequests into the response's body.
     pub makes_subrequests: bool,
-    /// Whether the URI came from a redirect of our own.
-    pub is_internal: bool,
+    /// Origin of the URI.
+    pub(crate) origin: UriOrigin,
     /// Whether an `error_page` is being made: another error does not lead to another one.
     pub is_error_page: bool,
     /// The status that the answer will have whatever its location says.
@@ -137,11 +141,8 @@ pub struct Request {
 
     pub(crate) phase: Phase,
     pub(crate) next_handler: usize,
-    pub(crate) uri_was_changed: bool,
-    /// The URI was changed and the request stays in its location: `alias` has nothing to replace.
-    pub(crate) has_left_location: bool,
-    /// See [`Request::has_sent_uri`].
-    pub(crate) is_uri_as_sent: bool,
+    /// Relation between the URI and the location.
+    pub(crate) fit: UriFit,
     pub(crate) redirects_left: u8,
     pub(crate) tunnel: Option<Box<dyn Tunnel>>,
     pub(crate) body_was_refused: bool,
@@ -161,10 +162,7 @@ pub struct Request {
     /// When its response began to leave.
     pub(crate) answered: Option<Moment>,
     closes_connection: Cell<bool>,
-    /// How many subrequests lie between it and the client's request.
-    pub(crate) nesting: u8,
-    /// It is a copy of a client's request, or a part of one: the client's request may be over.
-    pub(crate) is_in_background: bool,
+    pub(crate) kind: Kind,
     /// Its answer is a piece of another's, whose filters see all of it.
     pub(crate) skips_filters: bool,
     /// Stands in for the answer when that is an error, or empty.
@@ -225,7 +223,7 @@ impl Request {
             notes: Notes::default(),
             body: None,
             makes_subrequests: false,
-            is_internal: false,
+            origin: UriOrigin::None,
             is_error_page: false,
             status_override: None,
             content_type_override: None,
@@ -236,9 +234,7 @@ impl Request {
             place: 0,
             phase: Phase::PostRead,
             next_handler: 0,
-            uri_was_changed: false,
-            has_left_location: false,
-            is_uri_as_sent: false,
+            fit: UriFit::Found,
             redirects_left: REDIRECTS_MAX,
             tunnel: None,
             body_was_refused: false,
@@ -251,8 +247,7 @@ impl Request {
             when_refused: None,
             answered: None,
             closes_connection: Cell::new(false),
-            nesting: 0,
-            is_in_background: false,
+            kind: Kind::Main,
             skips_filters: false,
             fallback: None,
             shared: Rc::default(),
@@ -289,7 +284,7 @@ impl Request {
         self.notes.clear();
         self.body = None;
         self.makes_subrequests = false;
-        self.is_internal = false;
+        self.origin = UriOrigin::None;
         self.is_error_page = false;
         self.adds_uri_to_alias = false;
         self.is_pipelined = false;
@@ -298,9 +293,7 @@ impl Request {
         self.content_type_override = None;
         self.phase = Phase::PostRead;
         self.next_handler = 0;
-        self.uri_was_changed = false;
-        self.has_left_location = false;
-        self.is_uri_as_sent = false;
+        self.fit = UriFit::Found;
         self.redirects_left = REDIRECTS_MAX;
         self.tunnel = None;
         self.body_was_refused = false;
@@ -313,8 +306,7 @@ impl Request {
         self.when_logged.clear();
         self.answered = None;
         self.closes_connection.set(false);
-        self.nesting = 0;
-        self.is_in_background = false;
+        self.kind = Kind::Main;
         self.skips_filters = false;
         self.fallback = None;
         self.configuration = None;
@@ -358,14 +350,13 @@ impl Request {
         request.is_get_forced = self.is_get_forced || !target.keeps_method;
         request.shows_get = self.shows_get;
         request.fallback = target.fallback;
-        request.is_internal = true;
+        request.origin = UriOrigin::Internal;
         request.started = gale_runtime::now();
         request.is_pipelined = self.is_pipelined;
         request.number_on_connection = self.number_on_connection;
         request.place = self.place;
         request.body_was_refused = self.body_was_refused;
-        request.nesting = self.nesting + 1;
-        request.is_in_background = self.is_in_background;
+        request.kind = self.kind.of_subrequest();
         request.phase = Phase::ServerRewrite;
         request
     }
@@ -408,7 +399,7 @@ impl Request {
 
     /// Whether it is the client's request, not a subrequest.
     pub fn is_main(&self) -> bool {
-        self.nesting == 0
+        self.kind == Kind::Main
     }
 
     /// The request is a copy of the client's request, or a copy of such a copy.
@@ -425,7 +416,7 @@ impl Request {
 
     /// Whether subrequests would be nested too deep.
     pub(crate) fn is_nested_too_deep(&self) -> bool {
-        self.nesting > NESTED_MAX
+        self.kind.is_nested_too_deep()
     }
 
     /// The note of this type that a request and its subrequests have in common: an empty one at first.
@@ -442,7 +433,7 @@ impl Request {
     /// Drops `value` when the request is over. A subrequest is over with the client's request that it is a part of; a
     /// copy in the background is over by itself. A later value of the same type replaces the earlier one.
     pub fn hold<T: 'static>(&mut self, value: T) {
-        if self.is_in_background {
+        if self.kind.is_background() {
             self.notes.put(value);
         } else {
             self.shared.held.borrow_mut().put(value);
@@ -530,14 +521,19 @@ impl Request {
         self.redirects_left < REDIRECTS_MAX
     }
 
-    /// Whether the URI is still the one that the client has sent: no redirect and no rewriting has changed it.
+    /// True if the URI is the one that the client has sent: no redirect and no rewrite has changed it.
     pub fn has_sent_uri(&self) -> bool {
-        self.is_uri_as_sent
+        self.origin.is_client()
     }
 
-    /// Whether the URI is one of its location: no rewriting that stayed in there has changed it.
+    /// True unless the URI led a client to the location: the `internal` directive lets the request in.
+    pub fn is_internal(&self) -> bool {
+        self.origin.is_internal()
+    }
+
+    /// True unless a rewrite has changed the URI and left the request in its location.
     pub fn is_in_its_location(&self) -> bool {
-        !self.has_left_location
+        self.fit != UriFit::Stays
     }
 
     /// Leads the client to this URI with a slash behind it. Returns the status that says so.
@@ -697,21 +693,18 @@ impl Request {
         self.evaluation.take_too_costly()
     }
 
-    /// The URI becomes another one. When the phase of rewrites has ended, the location for it is looked for, unless
-    /// the request [stays](Request::stay_in_location).
+    /// Replaces the URI. At the end of the phase of rewrites the location for it is searched, unless the request
+    /// [stays](Request::stay_in_location).
     pub fn rewrite_uri(&mut self, uri: Vec<u8>) {
         self.uri = uri;
-        self.is_internal = true;
-        self.is_uri_as_sent = false;
-        self.uri_was_changed = true;
+        self.origin = UriOrigin::Internal;
+        self.fit = UriFit::Rewritten;
     }
 
-    /// The request stays in its location although its URI has become another one: the settings that replace the
-    /// location's part of the URI do not fit it any more.
+    /// Keeps the request in its location although its URI was replaced. Settings that replace the location's part of
+    /// the URI do not apply to it any more.
     pub fn stay_in_location(&mut self) {
-        if std::mem::take(&mut self.uri_was_changed) {
-            self.has_left_location = true;
-        }
+        self.fit.stay();
     }
 
     /// Whether the path came with encoded characters or plus signs: what is taken from it must be encoded again where

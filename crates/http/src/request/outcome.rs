@@ -13,6 +13,7 @@ use crate::request::configuration::settings::Satisfy;
 use crate::request::error_page;
 use crate::request::filters::Filtered;
 use crate::request::phases::{CLIENT_LEFT, Flow, Phase};
+use crate::request::routing::UriOrigin;
 
 /// Acts on a handler's decision; `None` means that the request goes on through the phases.
 pub(super) fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
@@ -229,12 +230,11 @@ fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Resul
         return Err(InCircles);
     }
     request.uri = uri;
-    request.is_uri_as_sent = false;
+    request.origin = UriOrigin::Internal;
     request.adds_uri_to_alias = false;
     if let Some(args) = args {
         request.args = args;
     }
-    request.is_internal = true;
     request.scope = request.server().scope;
     request.phase = Phase::ServerRewrite;
     request.next_handler = 0;
@@ -257,9 +257,9 @@ fn go_to_named(request: &mut Request, name: &[u8]) -> Result<(), Refused> {
         request.log(Level::Error, format_args!("could not find named location \"@{shown}\""));
         return Err(Refused::Status(500));
     };
-    request.is_internal = true;
+    request.origin = request.origin.redirected();
     request.scope = request.http().scope_for(scope, request.method());
-    request.uri_was_changed = false;
+    request.fit.end_search();
     request.phase = Phase::Rewrite;
     request.next_handler = 0;
     Ok(())

@@ -10,6 +10,7 @@ use gale_engine::configuration::{Configuration, ScopeId, ServerId};
 use gale_worker::Worker;
 
 use crate::request::Request;
+use crate::request::routing::UriOrigin;
 use crate::request::subrequest::no_client;
 use crate::request::worker::{Configured, HttpWorker};
 
@@ -38,7 +39,7 @@ impl OwnRequests {
         request.begin(self.worker.configuration(), no_client(), self.server);
         request.scope = self.scope;
         request.started = gale_runtime::now();
-        request.is_internal = true;
+        request.origin = UriOrigin::Internal;
         request.answer_as_get();
         OwnRequest(Some(request))
     }

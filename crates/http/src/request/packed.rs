@@ -21,9 +21,11 @@ use gale_upstream::PeerName;
 use gale_worker::notes::Notes;
 
 use crate::request::exchange::Exchange;
+use crate::request::kind::Kind;
 use crate::request::phases::Phase;
 use crate::request::request_body::StoredBody;
 use crate::request::response::{Reason, ResponseHead};
+use crate::request::routing::{UriFit, UriOrigin};
 use crate::request::subrequest::Fallback;
 use crate::request::worker::{Configured, HttpWorker};
 use crate::request::{PassedTo, Request, Shared};
@@ -44,6 +46,9 @@ pub(crate) struct PackedRequest {
     at_end: Option<fn(&Request)>,
     rare: Option<Box<Rare>>,
     phase: Phase,
+    kind: Kind,
+    origin: UriOrigin,
+    fit: UriFit,
     outline: Outline,
 }
 
@@ -92,7 +97,7 @@ impl Request {
             body,
             notes,
             makes_subrequests,
-            is_internal,
+            origin,
             is_error_page,
             status_override,
             content_type_override,
@@ -103,9 +108,7 @@ impl Request {
             place,
             phase,
             next_handler,
-            uri_was_changed,
-            has_left_location,
-            is_uri_as_sent,
+            fit,
             redirects_left,
             tunnel: _,
             body_was_refused,
@@ -118,8 +121,7 @@ impl Request {
             when_refused: _,
             answered,
             closes_connection,
-            nesting: _,
-            is_in_background,
+            kind,
             skips_filters,
             fallback,
             shared,
@@ -153,17 +155,12 @@ impl Request {
         packer.optional(limit_rate.get());
         packer.flags([
             *makes_subrequests,
-            *is_internal,
             *is_error_page,
             *adds_uri_to_alias,
             *is_pipelined,
-            *uri_was_changed,
-            *has_left_location,
-            *is_uri_as_sent,
             *body_was_refused,
             *is_counted,
             closes_connection.get(),
-            *is_in_background,
             *skips_filters,
             *is_get_forced,
             *shows_get,
@@ -197,6 +194,9 @@ impl Request {
             at_end: *at_end,
             rare,
             phase: *phase,
+            kind: *kind,
+            origin: *origin,
+            fit: *fit,
             outline,
         }
     }
@@ -225,7 +225,7 @@ impl PackedRequest {
             body,
             notes,
             makes_subrequests,
-            is_internal,
+            origin,
             is_error_page,
             status_override,
             content_type_override,
@@ -236,9 +236,7 @@ impl PackedRequest {
             place,
             phase,
             next_handler,
-            uri_was_changed,
-            has_left_location,
-            is_uri_as_sent,
+            fit,
             redirects_left,
             tunnel: _,
             body_was_refused,
@@ -251,8 +249,7 @@ impl PackedRequest {
             when_refused: _,
             answered,
             closes_connection,
-            nesting: _,
-            is_in_background,
+            kind,
             skips_filters,
             fallback,
             shared,
@@ -284,17 +281,12 @@ impl PackedRequest {
         let closes;
         [
             *makes_subrequests,
-            *is_internal,
             *is_error_page,
             *adds_uri_to_alias,
             *is_pipelined,
-            *uri_was_changed,
-            *has_left_location,
-            *is_uri_as_sent,
             *body_was_refused,
             *is_counted,
             closes,
-            *is_in_background,
             *skips_filters,
             *is_get_forced,
             *shows_get,
@@ -306,6 +298,7 @@ impl PackedRequest {
         });
         debug_assert!(unpacker.is_empty(), "what is packed is unpacked in the same order");
         *phase = self.phase;
+        (*kind, *origin, *fit) = (self.kind, self.origin, self.fit);
         *notes = self.notes;
         *configuration = self.configuration;
         *exchange = Some(its_exchange);
@@ -499,22 +492,18 @@ mod tests {
     fn written(request: &Request) -> String {
         let numbers = (
             (request.server.0, request.scope.0, request.started, request.answered, request.place, request.phase),
+            (request.kind, request.origin, request.fit),
             (request.number_on_connection, request.added_to_head, request.next_handler, request.redirects_left),
             (request.status_override, request.refusal, request.limit_rate.get(), request.when_logged.len()),
         );
         let flags = [
             request.makes_subrequests,
-            request.is_internal,
             request.is_error_page,
             request.adds_uri_to_alias,
             request.is_pipelined,
-            request.uri_was_changed,
-            request.has_left_location,
-            request.is_uri_as_sent,
             request.body_was_refused,
             request.is_counted,
             request.closes_connection(),
-            request.is_in_background,
             request.skips_filters,
             request.is_get_forced,
             request.shows_get,
@@ -554,7 +543,7 @@ mod tests {
         (request.started, request.answered) = (Moment::from_nanos(u64::MAX / 2), Some(Moment::from_nanos(5)));
         (request.number_on_connection, request.place, request.next_handler) = (u64::MAX, 4, 2);
         (request.phase, request.redirects_left) = (Phase::Content, 7);
-        (request.is_internal, request.is_uri_as_sent, request.is_counted) = (true, true, true);
+        (request.origin, request.fit, request.is_counted) = (UriOrigin::ClientRedirected, UriFit::Stays, true);
         (request.is_pipelined, request.body_was_refused, request.shows_get) = (true, true, true);
         request.close_after_response();
         request.set_limit_rate(1000);

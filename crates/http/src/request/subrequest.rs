@@ -41,6 +41,7 @@ use crate::request::advance::Step;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
 use crate::request::counting;
 use crate::request::exchange::{BodyLimits, Exchange, Permit, RequestBodyError, ResponseWriter, Sent};
+use crate::request::kind::Kind;
 use crate::request::phases::{LocalBoxFuture, Phase};
 use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
@@ -428,8 +429,7 @@ fn complain_of_background(parent: &Request, started: bool) -> bool {
 /// is a line in the error log when there is too much of that.
 pub(super) fn leave_behind(mut request: Box<Request>, begin: impl FnOnce(&mut Request) -> Step + 'static) {
     request.exchange = Some(Side::after(&request));
-    request.nesting = 1;
-    request.is_in_background = true;
+    request.kind = Kind::LEFT_BEHIND;
     let mut request = Lent { request: Some(request), is_counted: false };
     let (generation, worker) = (request.http().generation, Rc::clone(request.worker()));
     let error_log = Arc::clone(request.configuration().error_log());
@@ -514,9 +514,7 @@ impl Lent {
         let mut request = Lent::new(parent, target, exchange)?;
         request.scope = parent.scope;
         request.phase = Phase::Content;
-        request.is_internal = parent.is_internal;
-        request.is_uri_as_sent = parent.is_uri_as_sent;
-        request.has_left_location = parent.has_left_location;
+        (request.origin, request.fit) = (parent.origin, parent.fit);
         request.evaluation = parent.evaluation.copy_captures();
         Some(request)
     }
@@ -535,7 +533,7 @@ impl Lent {
     /// From now on it belongs to nobody's request: what was shared stays as it is.
     fn leave_family(&mut self) {
         self.is_counted = false;
-        self.is_in_background = true;
+        self.kind = self.kind.in_background();
         let count = &self.shared.subrequests;
         count.set(count.get() - 1);
     }

@@ -187,7 +187,7 @@ pub(crate) fn append_uri(request: &Request, uri: &mut Vec<u8>) {
 /// Appends the present URI, without its first bytes, and the arguments.
 pub(crate) fn append_changed_uri(request: &Request, from: usize, uri: &mut Vec<u8>) {
     let path = &request.uri[from..];
-    if request.is_internal || request.came_encoded() {
+    if request.is_internal() || request.came_encoded() {
         escape(Class::Uri, path, uri);
     } else {
         uri.extend_from_slice(path);
