@@ -314,7 +314,7 @@ fn redirect(request: &mut Request, fields: &FieldList, target: &[u8]) -> Flow {
     request.response.clear();
     for field in fields.iter() {
         match field.name.known() {
-            Some(ResponseField::ContentType) => request.content_type_override = Some((*field.value).into()),
+            Some(ResponseField::ContentType) => request.outcome.content_type_override = Some((*field.value).into()),
             Some(
                 ResponseField::SetCookie
                 | ResponseField::ContentDisposition
@@ -350,7 +350,7 @@ pub(super) fn copy_head(
     fields: &FieldList,
 ) {
     // With the status of an error page, the server's own field is passed on like any other, as in nginx.
-    let tells_last_modified = matches!(request.status_override.unwrap_or(head.status), 200 | 206 | 304);
+    let tells_last_modified = matches!(request.outcome.status_override.unwrap_or(head.status), 200 | 206 | 304);
     let response = &mut request.response;
     response.status = head.status;
     response.reason = head.reason.clone().map(|phrase| Reason { status: head.status, phrase });
@@ -368,7 +368,7 @@ pub(super) fn copy_head(
             Some(known) if known.is_of_connection() => {}
             Some(ResponseField::ContentType) => {
                 // The target of an `X-Accel-Redirect` knows its own type better.
-                request.content_type_override = None;
+                request.outcome.content_type_override = None;
                 request.response.content_type.clear();
                 request.response.content_type.extend_from_slice(&field.value);
             }

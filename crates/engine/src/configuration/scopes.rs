@@ -12,11 +12,11 @@ use super::builder::Builder;
 use super::module::{Conf, ConfType, Directive, Module, SharedConf};
 
 /// Index of a scope in its block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ScopeId(pub u32);
 
 /// Index of a `server { }` in its block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ServerId(pub u32);
 
 /// Complete settings of all modules in one scope; `None` for modules of other protocols.

@@ -242,7 +242,7 @@ impl Client {
         }
         // A server without certificates of its own shares those of the default server, and its rules.
         let http = request.http();
-        let default = http.server(http.addresses[request.place].servers.default).tls.as_ref();
+        let default = http.server(http.addresses[request.arrival.place].servers.default).tls.as_ref();
         let wanted = request.server().tls.as_ref().or(default)?;
         stream.details(|details| {
             if !Arc::ptr_eq(details.server(), wanted) && !details.server().asks_the_same(wanted) {

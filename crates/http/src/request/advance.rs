@@ -66,10 +66,10 @@ pub fn advance(request: &mut Request) -> Step {
     let http = configuration.http();
     loop {
         let scope = request.scope;
-        let handlers = &http.scope(scope).handlers[request.phase as usize];
-        let step = match handlers.get(request.next_handler) {
+        let handlers = &http.scope(scope).handlers[request.routing.phase as usize];
+        let step = match handlers.get(request.routing.next_handler) {
             Some(bound) => {
-                request.next_handler += 1;
+                request.routing.next_handler += 1;
                 match bound.handler.decide(request, http.conf(bound, scope)) {
                     // Most have nothing against it: no more is to be done then.
                     Decision::Flow(Flow::Next) => continue,
@@ -99,7 +99,7 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
                 (false, _) => conclude(request, Flow::Respond(CLIENT_LEFT)),
                 (true, AfterDelay::Respond(status)) => conclude(request, Flow::Respond(status)),
                 (true, AfterDelay::AskAgain) => {
-                    request.next_handler -= 1;
+                    request.routing.next_handler -= 1;
                     None
                 }
             },
@@ -124,7 +124,7 @@ async fn wait(handler: &dyn Handler, request: &mut Request, conf: &dyn Any) -> F
     let stays = handler.outlives_client(request, conf);
     // A connection may have waited in the kernel for longer than its client did. Of later requests events tell, and of
     // one with a body its end.
-    let is_only_head = request.number_on_connection == 1 && exchange.body_is_read();
+    let is_only_head = request.arrival.number_on_connection == 1 && exchange.body_is_read();
     if is_only_head && !stays && handler.patience() == Duration::ZERO && exchange.has_left() {
         return Flow::Respond(CLIENT_LEFT);
     }
@@ -174,14 +174,14 @@ enum End {
 /// Goes on to the next phase: all handlers of this one were asked. Between the phases lies what belongs to no module:
 /// the location is found, a changed URI searched again.
 fn end_phase(http: &HttpConfiguration, request: &mut Request) -> Option<End> {
-    request.next_handler = 0;
-    request.phase = match request.phase {
+    request.routing.next_handler = 0;
+    request.routing.phase = match request.routing.phase {
         Phase::PostRead => Phase::ServerRewrite,
         Phase::ServerRewrite => match find_location(http, request) {
             Ok(()) => Phase::Rewrite,
             Err(status) => return Some(End::Flow(Flow::Respond(status))),
         },
-        Phase::Rewrite if request.fit == UriFit::Rewritten => {
+        Phase::Rewrite if request.routing.fit == UriFit::Rewritten => {
             if !spend_redirect(request) {
                 request.log(
                     Level::Error,
@@ -202,7 +202,7 @@ fn end_phase(http: &HttpConfiguration, request: &mut Request) -> Option<End> {
         // Whether the client may was settled for its own request.
         Phase::PreAccess if !request.is_main() => Phase::PreContent,
         Phase::PreAccess => Phase::Access,
-        Phase::Access => match request.refusal.take() {
+        Phase::Access => match request.outcome.refusal.take() {
             Some(status) => return Some(End::Denied(status)),
             None => Phase::PreContent,
         },
@@ -227,7 +227,7 @@ fn no_content(request: &Request) -> Flow {
 
 /// Puts the request into the location for its URI.
 fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), u16> {
-    request.fit = UriFit::Found;
+    request.routing.fit = UriFit::Found;
     let server = http.server(request.server);
     if http.redirects_to_slash
         && !request.uri.ends_with(b"/")
@@ -267,7 +267,7 @@ pub fn log(request: &mut Request) {
         // Nothing waits and nothing is decided any more.
         let _ = bound.handler.decide(request, scope.conf(bound.module));
     }
-    for then in std::mem::take(&mut request.when_logged) {
+    for then in std::mem::take(&mut request.extras.when_logged) {
         then(request);
     }
     if scope.core.post_action.is_set() {

@@ -88,7 +88,7 @@ impl Refusal {
 
 /// The path and the arguments.
 fn set_path(request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
-    let Request { parsed, head, uri, args, origin, .. } = request;
+    let Request { parsed, head, uri, args, routing, .. } = request;
     let input = head.readable();
     if parsed.target.form == Form::Authority {
         // As in nginx: there is no path in it.
@@ -97,7 +97,7 @@ fn set_path(request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
         return Ok(());
     }
     let mut scratch = std::mem::take(args);
-    *origin = UriOrigin::Client;
+    routing.origin = UriOrigin::Client;
     uri.clear();
     uri.extend_from_slice(parsed.target.normalized_path(input, *core.merge_slashes.get(), &mut scratch)?);
     scratch.clear();
@@ -124,7 +124,7 @@ pub(crate) fn choose_server(request: &mut Request, http: &HttpConfiguration) -> 
         request.host.clear();
         request.host.extend_from_slice(name);
     }
-    let servers = &http.addresses[request.place].servers;
+    let servers = &http.addresses[request.arrival.place].servers;
     if servers.names.is_empty() {
         return Ok(());
     }

@@ -11,14 +11,14 @@ use super::{Request, slow};
 /// The server that the request is for is known.
 pub(super) fn begin(request: &mut Request, http: &HttpConfiguration) {
     if let Some(zone) = &http.server(request.server).zone {
-        request.is_counted = true;
+        request.record.is_counted = true;
         zone.traffic.begin();
     }
 }
 
 /// A part of it is over: only what else is counted of a request may be counted of that.
 pub(super) fn end_part(request: &Request) {
-    if let Some(count) = request.at_end.filter(|_| !request.kind.is_background()) {
+    if let Some(count) = request.record.at_end.filter(|_| !request.routing.kind.is_background()) {
         count(request);
     }
     slow::end_part(request);
@@ -29,7 +29,7 @@ pub(super) fn end(request: &mut Request, http: &HttpConfiguration) {
     if !request.is_main() {
         return;
     }
-    if let Some(count) = request.at_end {
+    if let Some(count) = request.record.at_end {
         count(request);
     }
     let core = &http.scope(request.scope).core;
@@ -46,13 +46,13 @@ pub(super) fn end(request: &mut Request, http: &HttpConfiguration) {
         code: (sent.bytes > 0).then_some(request.response.status),
         received,
         sent: sent.bytes,
-        first_byte: request.answered.map(|answered| Nanos::between(request.started, answered)),
-        whole: Some(Nanos::between(request.started, gale_runtime::now())),
+        first_byte: request.record.answered.map(|answered| Nanos::between(request.arrival.started, answered)),
+        whole: Some(Nanos::between(request.arrival.started, gale_runtime::now())),
     };
     let served = served.ready();
     if let Some(zone) = server {
         // The head of one that was given up was never whole.
-        if !std::mem::take(&mut request.is_counted) {
+        if !std::mem::take(&mut request.record.is_counted) {
             zone.traffic.begin();
         }
         zone.traffic.finish(&served);

@@ -18,9 +18,9 @@ pub fn respond(request: &mut Request, status: u16) -> Flow {
     if closes_connection(status) {
         request.close_after_response();
     }
-    request.status_override = None;
+    request.outcome.status_override = None;
     let core = &request.scope().core;
-    if !request.is_error_page {
+    if !request.outcome.is_error_page {
         let page = core.error_page.get().iter().find(|page| page.status == status).cloned();
         if let Some(page) = page {
             return go_to(request, &page);
@@ -37,13 +37,13 @@ fn closes_connection(status: u16) -> bool {
 
 fn go_to(request: &mut Request, page: &ErrorPage) -> Flow {
     // Before the target, which may contain `$status`.
-    request.status_override = match page.answer {
+    request.outcome.status_override = match page.answer {
         ErrorPageStatus::Keep => Some(shown_status(page.status)),
         ErrorPageStatus::Replace(status) => Some(status),
         ErrorPageStatus::OfTarget => None,
     };
     let target = page.target.evaluate(request);
-    request.is_error_page = !*request.scope().core.recursive_error_pages.get();
+    request.outcome.is_error_page = !*request.scope().core.recursive_error_pages.get();
     request.response.clear_entity();
     match target.first() {
         Some(b'/') => {
@@ -54,7 +54,7 @@ fn go_to(request: &mut Request, page: &ErrorPage) -> Flow {
         }
         Some(b'@') => Flow::Named(target[1..].into()),
         _ => {
-            let wanted = request.status_override.take();
+            let wanted = request.outcome.status_override.take();
             let status = wanted.filter(|status| matches!(status, 301 | 302 | 303 | 307 | 308)).unwrap_or(302);
             request.response.location = target;
             Flow::Answer(plain(request, status))

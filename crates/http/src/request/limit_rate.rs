@@ -41,7 +41,7 @@ impl Rate {
             Some(after) => after.0,
             None => request.scope().core.limit_rate_after.get().evaluate(request),
         };
-        Some(Rate { per_second, after, started: request.started, next: request.started })
+        Some(Rate { per_second, after, started: request.arrival.started, next: request.arrival.started })
     }
 
     /// How many bytes may go out now that so many have been sent, or until when to wait.

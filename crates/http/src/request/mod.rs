@@ -22,6 +22,7 @@ pub mod limit_rate;
 mod outcome;
 pub mod own;
 pub(crate) mod packed;
+pub mod parts;
 pub mod phases;
 pub mod post_action;
 pub(crate) mod pump;
@@ -55,7 +56,7 @@ use gale_protocol::Range32;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_protocol::uri::escape::{Class, escape};
 use gale_resolver::Resolver;
-use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
+use gale_runtime::{Buffer, Bytes, SocketAddress};
 use gale_upstream::PeerName;
 use gale_worker::notes::{Notes, SharedNotes};
 use smallvec::SmallVec;
@@ -64,12 +65,12 @@ use crate::request::browser::Browser;
 use crate::request::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::exchange::{BodyLimits, Exchange, Sent, Transferred};
 use crate::request::kind::Kind;
+use crate::request::parts::{Arrival, Extras, Outcome, Record, Routing};
 use crate::request::phases::Phase;
 use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
-use crate::request::routing::{UriFit, UriOrigin};
-use crate::request::subrequest::{Fallback, RepeatsMain, Target};
-use crate::request::tunnel::Tunnel;
+use crate::request::routing::{CountedMethod, UriFit, UriOrigin};
+use crate::request::subrequest::{RepeatsMain, Target};
 use crate::request::variables::template::any_is_true;
 use crate::request::worker::{Configured, HttpWorker};
 
@@ -93,6 +94,7 @@ pub struct PassedTo {
 }
 
 /// A request and the head of its response.
+#[derive(Default)]
 pub struct Request {
     /// The server that answers.
     pub server: ServerId,
@@ -101,83 +103,37 @@ pub struct Request {
 
     /// The head as it came; `parsed` refers to it by offsets. Subrequests share both.
     pub head: Rc<Buffer>,
-    /// Where everything stands in `head`.
+    /// Positions of everything in `head`.
     pub parsed: Rc<RequestHead>,
-    /// How much of `head` the client has not sent: fields of our own, at its end.
+    /// Bytes at the end of `head` that the client has not sent: fields that were added.
     added_to_head: usize,
     /// The normalised path; redirects change it.
     pub uri: Vec<u8>,
-    /// What followed the question mark.
+    /// Arguments behind the question mark.
     pub args: Vec<u8>,
     /// The host asked for: lower case, without port; empty when there was none.
     pub host: ShortText,
     /// The response's head.
     pub response: ResponseHead,
-    /// Its body, once somebody has read it as a whole.
+    /// The request's body, once it was read as a whole.
     pub body: Option<StoredBody>,
-    /// What modules wrote down. A subrequest has notes of its own.
+    /// Notes of modules. A subrequest has notes of its own.
     pub notes: Notes,
-    /// A filter has put subrequests into the response's body.
-    pub makes_subrequests: bool,
-    /// Origin of the URI.
-    pub(crate) origin: UriOrigin,
-    /// Whether an `error_page` is being made: another error does not lead to another one.
-    pub is_error_page: bool,
-    /// The status that the answer will have whatever its location says.
-    pub status_override: Option<u16>,
-    /// The media type that the answer will have whatever its location says, unless that is an error.
-    pub content_type_override: Option<ShortText>,
-    /// When its first byte was read.
-    pub started: Moment,
-    /// The URI names a file below the `alias` of a regular expression, which otherwise is
-    /// the whole path: set by `try_files`.
-    pub adds_uri_to_alias: bool,
-    /// Whether it had come before the answer to the one before it was sent.
-    pub is_pipelined: bool,
-    /// Its number on the connection, from 1.
-    pub number_on_connection: u64,
-    /// The address that it came in by, as an index into the configuration's.
-    pub(crate) place: usize,
-
-    pub(crate) phase: Phase,
-    pub(crate) next_handler: usize,
-    /// Relation between the URI and the location.
-    pub(crate) fit: UriFit,
-    pub(crate) redirects_left: u8,
-    pub(crate) tunnel: Option<Box<dyn Tunnel>>,
-    pub(crate) body_was_refused: bool,
-    /// What the access phase will answer unless somebody in it is satisfied.
-    pub(crate) refusal: Option<u16>,
-    /// Where it is being passed to, or was last.
-    pub(crate) passed_to: Option<PassedTo>,
+    /// Facts of its arrival.
+    pub arrival: Arrival,
+    /// Way through the phases.
+    pub routing: Routing,
+    /// Decisions about the response.
+    pub outcome: Outcome,
+    /// Facts for the log.
+    pub(crate) record: Record,
+    /// What few requests have.
+    pub(crate) extras: Extras,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
-    /// It counts as one that its server's zone has under way.
-    pub(crate) is_counted: bool,
-    /// What is called when it is logged.
-    when_logged: Vec<fn(&mut Request)>,
-    /// Counts what somebody counts of it when it is over.
-    pub(crate) at_end: Option<fn(&Request)>,
-    /// Takes away what is stored of its response, when that turns out to be wrong.
-    pub(crate) when_refused: Option<fn(&Request)>,
-    /// When its response began to leave.
-    pub(crate) answered: Option<Moment>,
-    closes_connection: Cell<bool>,
-    pub(crate) kind: Kind,
-    /// Its answer is a piece of another's, whose filters see all of it.
-    pub(crate) skips_filters: bool,
-    /// Stands in for the answer when that is an error, or empty.
-    pub(crate) fallback: Option<Fallback>,
     pub(crate) shared: Rc<Shared>,
-
-    /// None only while the request waits for its next use, like the configuration: a
-    /// spare one must keep neither alive.
+    /// `None` only in a spare request, like the configuration: a spare one must keep neither alive.
     pub(crate) worker: Option<Rc<HttpWorker>>,
     configuration: Option<Rc<Configured>>,
-    is_get_forced: bool,
-    /// `$request_method` says GET: the client's request counts as one.
-    shows_get: bool,
-    trailers: RefCell<Vec<(Bytes, Bytes)>>,
-    limit_rate: Cell<Option<u64>>,
     pub(crate) evaluation: Evaluation,
 }
 
@@ -199,67 +155,7 @@ pub(crate) struct Shared {
     waits: OnceCell<Box<slow::Waits>>,
 }
 
-impl Default for Request {
-    /// An empty request of no worker: for tests of what looks at no more than its fields.
-    fn default() -> Request {
-        Request::new()
-    }
-}
-
 impl Request {
-    /// An empty request of this worker, for [`HttpWorker::take_request`].
-    pub(crate) fn new() -> Request {
-        Request {
-            worker: None,
-            server: ServerId(0),
-            scope: ScopeId(0),
-            head: Rc::default(),
-            parsed: Rc::default(),
-            added_to_head: 0,
-            uri: Vec::new(),
-            args: Vec::new(),
-            host: ShortText::new(),
-            response: ResponseHead::default(),
-            notes: Notes::default(),
-            body: None,
-            makes_subrequests: false,
-            origin: UriOrigin::None,
-            is_error_page: false,
-            status_override: None,
-            content_type_override: None,
-            started: Moment::from_nanos(0),
-            adds_uri_to_alias: false,
-            is_pipelined: false,
-            number_on_connection: 0,
-            place: 0,
-            phase: Phase::PostRead,
-            next_handler: 0,
-            fit: UriFit::Found,
-            redirects_left: REDIRECTS_MAX,
-            tunnel: None,
-            body_was_refused: false,
-            refusal: None,
-            passed_to: None,
-            exchange: None,
-            is_counted: false,
-            when_logged: Vec::new(),
-            at_end: None,
-            when_refused: None,
-            answered: None,
-            closes_connection: Cell::new(false),
-            kind: Kind::Main,
-            skips_filters: false,
-            fallback: None,
-            shared: Rc::default(),
-            configuration: None,
-            is_get_forced: false,
-            shows_get: false,
-            trailers: RefCell::default(),
-            limit_rate: Cell::new(None),
-            evaluation: Evaluation::default(),
-        }
-    }
-
     /// Forgets the exchange that has ended, keeping the memory.
     pub(crate) fn reset(&mut self) {
         // `parsed` is offsets only, and cleared by the parser; what subrequests still hold is theirs.
@@ -283,38 +179,14 @@ impl Request {
         self.response.clear();
         self.notes.clear();
         self.body = None;
-        self.makes_subrequests = false;
-        self.origin = UriOrigin::None;
-        self.is_error_page = false;
-        self.adds_uri_to_alias = false;
-        self.is_pipelined = false;
-        self.number_on_connection = 0;
-        self.status_override = None;
-        self.content_type_override = None;
-        self.phase = Phase::PostRead;
-        self.next_handler = 0;
-        self.fit = UriFit::Found;
-        self.redirects_left = REDIRECTS_MAX;
-        self.tunnel = None;
-        self.body_was_refused = false;
-        self.refusal = None;
-        self.passed_to = None;
+        self.arrival = Arrival::default();
+        self.routing = Routing::default();
+        self.outcome = Outcome::default();
+        self.record = Record::default();
+        self.extras = Extras::default();
         self.exchange = None;
-        self.is_counted = false;
-        self.at_end = None;
-        self.when_refused = None;
-        self.when_logged.clear();
-        self.answered = None;
-        self.closes_connection.set(false);
-        self.kind = Kind::Main;
-        self.skips_filters = false;
-        self.fallback = None;
         self.configuration = None;
         self.worker = None;
-        self.is_get_forced = false;
-        self.shows_get = false;
-        self.trailers.get_mut().clear();
-        self.limit_rate.set(None);
         self.evaluation.clear();
     }
 
@@ -347,17 +219,16 @@ impl Request {
         request.args = target.args;
         request.host.extend_from_slice(&self.host);
         request.body = if target.shares_body { self.body.clone() } else { Some(StoredBody::default()) };
-        request.is_get_forced = self.is_get_forced || !target.keeps_method;
-        request.shows_get = self.shows_get;
-        request.fallback = target.fallback;
-        request.origin = UriOrigin::Internal;
-        request.started = gale_runtime::now();
-        request.is_pipelined = self.is_pipelined;
-        request.number_on_connection = self.number_on_connection;
-        request.place = self.place;
-        request.body_was_refused = self.body_was_refused;
-        request.kind = self.kind.of_subrequest();
-        request.phase = Phase::ServerRewrite;
+        request.extras.fallback = target.fallback;
+        request.arrival = Arrival { started: gale_runtime::now(), ..self.arrival };
+        let method = self.routing.method;
+        request.routing = Routing {
+            kind: self.routing.kind.of_subrequest(),
+            phase: Phase::ServerRewrite,
+            origin: UriOrigin::Internal,
+            method: if target.keeps_method { method } else { method.become_get(false) },
+            ..Routing::default()
+        };
         request
     }
 
@@ -371,7 +242,7 @@ impl Request {
         }
         self.response.fields.shrink();
         self.notes.shrink();
-        if let Some(passed_to) = &mut self.passed_to {
+        if let Some(passed_to) = &mut self.outcome.passed_to {
             // It may be a part of all that was sent to the server.
             passed_to.uri = Bytes::copy_from_slice(&passed_to.uri);
         }
@@ -384,22 +255,15 @@ impl Request {
         self.response.status = status;
         // Nobody reads what the client has not sent by now.
         self.body.get_or_insert_default();
-        self.trailers.get_mut().clear();
-        self.makes_subrequests = false;
-        self.is_error_page = false;
-        self.status_override = None;
-        self.content_type_override = None;
-        self.refusal = None;
-        self.tunnel = None;
-        self.passed_to = None;
-        self.at_end = None;
-        self.when_refused = None;
-        self.redirects_left = REDIRECTS_MAX;
+        self.extras.trailers.get_mut().clear();
+        self.outcome = Outcome::default();
+        self.record.at_end = None;
+        self.routing.redirects = 0;
     }
 
     /// Whether it is the client's request, not a subrequest.
     pub fn is_main(&self) -> bool {
-        self.kind == Kind::Main
+        self.routing.kind == Kind::Main
     }
 
     /// The request is a copy of the client's request, or a copy of such a copy.
@@ -409,14 +273,14 @@ impl Request {
 
     /// Marks the response as wrong, so that a cache does not keep it. May be called long after the response has begun.
     pub fn refuse_response(&self) {
-        if let Some(refuse) = self.when_refused {
+        if let Some(refuse) = self.outcome.when_refused {
             refuse(self);
         }
     }
 
     /// Whether subrequests would be nested too deep.
     pub(crate) fn is_nested_too_deep(&self) -> bool {
-        self.kind.is_nested_too_deep()
+        self.routing.kind.is_nested_too_deep()
     }
 
     /// The note of this type that a request and its subrequests have in common: an empty one at first.
@@ -427,13 +291,13 @@ impl Request {
     /// Calls `then` when the request is logged, behind the handlers of the log phase: for what few requests need, which
     /// would be a handler that all of them run.
     pub fn when_logged(&mut self, then: fn(&mut Request)) {
-        self.when_logged.push(then);
+        self.extras.when_logged.push(then);
     }
 
     /// Drops `value` when the request is over. A subrequest is over with the client's request that it is a part of; a
     /// copy in the background is over by itself. A later value of the same type replaces the earlier one.
     pub fn hold<T: 'static>(&mut self, value: T) {
-        if self.kind.is_background() {
+        if self.routing.kind.is_background() {
             self.notes.put(value);
         } else {
             self.shared.held.borrow_mut().put(value);
@@ -507,33 +371,36 @@ impl Request {
 
     /// The method that counts: GET when an error page is being made.
     pub fn method(&self) -> Method {
-        if self.is_get_forced { Method::Get } else { self.parsed.method }
+        match self.routing.method {
+            CountedMethod::Sent => self.parsed.method,
+            CountedMethod::Get | CountedMethod::ShownGet => Method::Get,
+        }
     }
 
     /// Whether it counts as a GET whatever its method was.
     pub fn counts_as_get(&self) -> bool {
-        self.is_get_forced
+        self.routing.method != CountedMethod::Sent
     }
 
     /// Whether it has started again: with another URI, in a named location, or for a page of an error. The rewriting of
     /// a server's own rules is none of these.
     pub fn is_redirected(&self) -> bool {
-        self.redirects_left < REDIRECTS_MAX
+        self.routing.redirects > 0
     }
 
     /// True if the URI is the one that the client has sent: no redirect and no rewrite has changed it.
     pub fn has_sent_uri(&self) -> bool {
-        self.origin.is_client()
+        self.routing.origin.is_client()
     }
 
     /// True unless the URI led a client to the location: the `internal` directive lets the request in.
     pub fn is_internal(&self) -> bool {
-        self.origin.is_internal()
+        self.routing.origin.is_internal()
     }
 
     /// True unless a rewrite has changed the URI and left the request in its location.
     pub fn is_in_its_location(&self) -> bool {
-        self.fit != UriFit::Stays
+        self.routing.fit != UriFit::Stays
     }
 
     /// Leads the client to this URI with a slash behind it. Returns the status that says so.
@@ -592,7 +459,7 @@ impl Request {
 
     /// The method of the client's request, also in a subrequest, as `$request_method` has it.
     pub fn shown_method(&self) -> &[u8] {
-        if self.shows_get { b"GET" } else { self.method_name() }
+        if self.routing.method == CountedMethod::ShownGet { b"GET" } else { self.method_name() }
     }
 
     /// Whether only the head of the answer is wanted.
@@ -602,13 +469,12 @@ impl Request {
 
     /// From now on the request counts as a GET.
     pub fn become_get(&mut self) {
-        self.is_get_forced = true;
-        self.shows_get |= self.is_main();
+        self.routing.method = self.routing.method.become_get(self.is_main());
     }
 
     /// It is answered as a GET is, without having been one: there is no method in what came.
     pub(crate) fn answer_as_get(&mut self) {
-        self.is_get_forced = true;
+        self.routing.method = self.routing.method.become_get(false);
     }
 
     /// The request's target as it was sent, with its arguments.
@@ -697,14 +563,14 @@ impl Request {
     /// [stays](Request::stay_in_location).
     pub fn rewrite_uri(&mut self, uri: Vec<u8>) {
         self.uri = uri;
-        self.origin = UriOrigin::Internal;
-        self.fit = UriFit::Rewritten;
+        self.routing.origin = UriOrigin::Internal;
+        self.routing.fit = UriFit::Rewritten;
     }
 
     /// Keeps the request in its location although its URI was replaced. Settings that replace the location's part of
     /// the URI do not apply to it any more.
     pub fn stay_in_location(&mut self) {
-        self.fit.stay();
+        self.routing.fit.stay();
     }
 
     /// Whether the path came with encoded characters or plus signs: what is taken from it must be encoded again where
@@ -762,29 +628,29 @@ impl Request {
 
     /// Adds a field behind the response's body. Values of those before it may be asked for by those that follow.
     pub fn add_trailer(&self, name: &[u8], value: Vec<u8>) {
-        self.trailers.borrow_mut().push((Bytes::copy_from_slice(name), value.into()));
+        self.extras.trailers.borrow_mut().push((Bytes::copy_from_slice(name), value.into()));
     }
 
     /// The fields behind the response's body, when it has ended.
     pub fn trailers(&self) -> Ref<'_, Vec<(Bytes, Bytes)>> {
-        self.trailers.borrow()
+        self.extras.trailers.borrow()
     }
 
     /// How many bytes of the response may go out in a second; zero for no limit. What was set is not asked for again.
     pub fn limit_rate(&self) -> u64 {
-        let rate = self.limit_rate.get().unwrap_or_else(|| self.scope().core.limit_rate.get().evaluate(self));
-        self.limit_rate.set(Some(rate));
+        let rate = self.record.limit_rate.get().unwrap_or_else(|| self.scope().core.limit_rate.get().evaluate(self));
+        self.record.limit_rate.set(Some(rate));
         rate
     }
 
     /// The rate that was set, or asked for: `$limit_rate`.
     pub fn known_limit_rate(&self) -> u64 {
-        self.limit_rate.get().unwrap_or(0)
+        self.record.limit_rate.get().unwrap_or(0)
     }
 
     /// From now on the rate is this, whatever the location says.
     pub fn set_limit_rate(&self, per_second: u64) {
-        self.limit_rate.set(Some(per_second));
+        self.record.limit_rate.set(Some(per_second));
     }
 
     /// A number that no other request has and that is hard to guess: `$request_id`.
@@ -802,12 +668,12 @@ impl Request {
     /// What comes on the connection behind this request cannot be relied on, or the server is in trouble: nothing more
     /// is to be read from it. A version whose requests are independent of each other may carry on.
     pub fn close_after_response(&self) {
-        self.closes_connection.set(true);
+        self.record.closes_connection.set(true);
     }
 
     /// Whether [`Request::close_after_response`] was called.
     pub(crate) fn closes_connection(&self) -> bool {
-        self.closes_connection.get()
+        self.record.closes_connection.get()
     }
 
     /// The resolver that is in force for this request, and how long it may take; none when no name servers are
@@ -885,7 +751,7 @@ impl Describe for Context<'_> {
         if !request.is_main() {
             fields.text(", subrequest: \"", "subrequest", &BStr::new(&request.uri), "\"")?;
         }
-        if let Some(PassedTo { scheme, peer, uri }) = &request.passed_to {
+        if let Some(PassedTo { scheme, peer, uri }) = &request.outcome.passed_to {
             // A path of a socket ends with a colon.
             let separator = if peer.starts_with("unix:") { ":" } else { "" };
             let upstream = format_args!("{scheme}{peer}{separator}{}", BStr::new(uri));

@@ -6,7 +6,6 @@ use std::rc::Rc;
 
 use gale_base::log_level::Level;
 
-use crate::request::Request;
 use crate::request::advance::{AfterDelay, Step};
 use crate::request::body::Body;
 use crate::request::configuration::settings::Satisfy;
@@ -14,11 +13,12 @@ use crate::request::error_page;
 use crate::request::filters::Filtered;
 use crate::request::phases::{CLIENT_LEFT, Flow, Phase};
 use crate::request::routing::UriOrigin;
+use crate::request::{REDIRECTS_MAX, Request};
 
 /// Acts on a handler's decision; `None` means that the request goes on through the phases.
 pub(super) fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
     match flow {
-        Flow::Respond(status) if request.phase == Phase::Access => refuse(request, status),
+        Flow::Respond(status) if request.routing.phase == Phase::Access => refuse(request, status),
         flow => conclude(request, flow),
     }
 }
@@ -31,8 +31,8 @@ fn refuse(request: &mut Request, status: u16) -> Option<Step> {
         return deny_with(request, status);
     }
     // Who could come in with a password is told so.
-    if !matches!(request.refusal, Some(401 | 407)) {
-        request.refusal = Some(status);
+    if !matches!(request.outcome.refusal, Some(401 | 407)) {
+        request.outcome.refusal = Some(status);
     }
     None
 }
@@ -40,10 +40,10 @@ fn refuse(request: &mut Request, status: u16) -> Option<Step> {
 /// A module of the access phase lets the client in.
 fn allow(request: &mut Request) {
     if *request.scope().core.satisfy.get() == Satisfy::Any {
-        request.refusal = None;
+        request.outcome.refusal = None;
         request.response.remove(ResponseField::WwwAuthenticate);
         request.response.remove(ResponseField::ProxyAuthenticate);
-        request.next_handler = usize::MAX;
+        request.routing.next_handler = usize::MAX;
     }
 }
 
@@ -76,7 +76,7 @@ pub(super) fn conclude(request: &mut Request, mut flow: Flow) -> Option<Step> {
                 return None;
             }
             Flow::PhaseDone => {
-                request.next_handler = usize::MAX;
+                request.routing.next_handler = usize::MAX;
                 return None;
             }
             Flow::Delay(time) => return Some(Step::Delay(time, AfterDelay::AskAgain)),
@@ -87,11 +87,11 @@ pub(super) fn conclude(request: &mut Request, mut flow: Flow) -> Option<Step> {
                 continue;
             }
             Flow::Upgrade(tunnel) => {
-                request.tunnel = Some(tunnel);
+                request.outcome.tunnel = Some(tunnel);
                 Body::Empty
             }
-            Flow::Respond(_) if request.fallback.is_some() => {
-                let fallback = request.fallback.take()?;
+            Flow::Respond(_) if request.extras.fallback.is_some() => {
+                let fallback = request.extras.fallback.take()?;
                 request.response.clear();
                 request.response.status = 200;
                 request.response.content_type = fallback.content_type;
@@ -148,10 +148,10 @@ enum Filtering {
 fn filter(request: &mut Request, mut body: Body) -> Filtering {
     if request.take_too_costly() {
         request.response.clear();
-        request.tunnel = None;
+        request.outcome.tunnel = None;
         return Filtering::TooCostlyBefore;
     }
-    if let Some(status) = request.status_override.take() {
+    if let Some(status) = request.outcome.status_override.take() {
         request.response.replace_status(status);
     }
     if looks_like_tunnel(request) {
@@ -160,16 +160,16 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
         return Filtering::Refused(501);
     }
     if request.response.status < 300
-        && let Some(content_type) = request.content_type_override.take()
+        && let Some(content_type) = request.outcome.content_type_override.take()
     {
         request.response.content_type = content_type;
     }
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
-    let filters = if request.skips_filters { &[][..] } else { &scope.filters };
+    let filters = if request.routing.skips_filters { &[][..] } else { &scope.filters };
     for bound in filters {
         if let Filtered::Respond(status) = bound.filter.apply(request, scope.conf(bound.module), &mut body) {
-            request.tunnel = None;
+            request.outcome.tunnel = None;
             if status >= 500 {
                 // The response itself is wrong; a 412 or a 416 is about the client's conditions.
                 request.refuse_response();
@@ -179,7 +179,7 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
     }
     if request.take_too_costly() {
         request.response.clear();
-        request.tunnel = None;
+        request.outcome.tunnel = None;
         return Filtering::TooCostly;
     }
     Filtering::Done(body)
@@ -190,22 +190,24 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
 fn looks_like_tunnel(request: &Request) -> bool {
     request.parsed.connect_protocol.is_some()
         && (200..300).contains(&request.response.status)
-        && request.tunnel.is_none()
+        && request.outcome.tunnel.is_none()
         && request.is_main()
 }
 
 /// The answer of a request that went in circles.
 fn fail_plainly(request: &mut Request) -> Body {
-    request.status_override = None;
+    request.outcome.status_override = None;
     request.close_after_response();
     error_page::plain(request, 500)
 }
 
-/// Takes one of the redirects that a request may make; `false` when none is left.
+/// Counts a redirect; returns `false` when the request has made as many as it may.
 pub(super) fn spend_redirect(request: &mut Request) -> bool {
-    let left = request.redirects_left;
-    request.redirects_left = left.saturating_sub(1);
-    left > 0
+    let is_left = request.routing.redirects < REDIRECTS_MAX;
+    if is_left {
+        request.routing.redirects += 1;
+    }
+    is_left
 }
 
 /// The request has made all redirects that it may make.
@@ -230,14 +232,14 @@ fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Resul
         return Err(InCircles);
     }
     request.uri = uri;
-    request.origin = UriOrigin::Internal;
-    request.adds_uri_to_alias = false;
+    request.routing.origin = UriOrigin::Internal;
+    request.routing.adds_uri_to_alias = false;
     if let Some(args) = args {
         request.args = args;
     }
     request.scope = request.server().scope;
-    request.phase = Phase::ServerRewrite;
-    request.next_handler = 0;
+    request.routing.phase = Phase::ServerRewrite;
+    request.routing.next_handler = 0;
     Ok(())
 }
 
@@ -257,11 +259,11 @@ fn go_to_named(request: &mut Request, name: &[u8]) -> Result<(), Refused> {
         request.log(Level::Error, format_args!("could not find named location \"@{shown}\""));
         return Err(Refused::Status(500));
     };
-    request.origin = request.origin.redirected();
+    request.routing.origin = request.routing.origin.redirected();
     request.scope = request.http().scope_for(scope, request.method());
-    request.fit.end_search();
-    request.phase = Phase::Rewrite;
-    request.next_handler = 0;
+    request.routing.fit.end_search();
+    request.routing.phase = Phase::Rewrite;
+    request.routing.next_handler = 0;
     Ok(())
 }
 

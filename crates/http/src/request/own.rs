@@ -38,8 +38,8 @@ impl OwnRequests {
         let mut request = self.worker.take_request();
         request.begin(self.worker.configuration(), no_client(), self.server);
         request.scope = self.scope;
-        request.started = gale_runtime::now();
-        request.origin = UriOrigin::Internal;
+        request.arrival.started = gale_runtime::now();
+        request.routing.origin = UriOrigin::Internal;
         request.answer_as_get();
         OwnRequest(Some(request))
     }

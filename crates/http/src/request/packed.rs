@@ -16,17 +16,14 @@ use gale_protocol::Range32;
 use gale_protocol::host::Authority;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_protocol::uri;
-use gale_runtime::{Buffer, Bytes, Moment};
+use gale_runtime::{Buffer, Bytes};
 use gale_upstream::PeerName;
 use gale_worker::notes::Notes;
 
 use crate::request::exchange::Exchange;
-use crate::request::kind::Kind;
-use crate::request::phases::Phase;
+use crate::request::parts::{Arrival, Extras, Record, Routing};
 use crate::request::request_body::StoredBody;
 use crate::request::response::{Reason, ResponseHead};
-use crate::request::routing::{UriFit, UriOrigin};
-use crate::request::subrequest::Fallback;
 use crate::request::worker::{Configured, HttpWorker};
 use crate::request::{PassedTo, Request, Shared};
 
@@ -40,15 +37,13 @@ pub(crate) struct PackedRequest {
     values: Box<[u8]>,
     notes: Notes,
     configuration: Option<Rc<Configured>>,
-    /// What it shares with subrequests, or could.
+    /// `None` if nothing was shared with subrequests.
     shared: Option<Rc<Shared>>,
     passed_to: Option<(&'static str, Arc<PeerName>)>,
-    at_end: Option<fn(&Request)>,
+    arrival: Arrival,
+    routing: Routing,
+    record: Record,
     rare: Option<Box<Rare>>,
-    phase: Phase,
-    kind: Kind,
-    origin: UriOrigin,
-    fit: UriFit,
     outline: Outline,
 }
 
@@ -56,9 +51,7 @@ pub(crate) struct PackedRequest {
 #[derive(Default)]
 struct Rare {
     body: Option<StoredBody>,
-    when_logged: Vec<fn(&mut Request)>,
-    fallback: Option<Fallback>,
-    trailers: Vec<(Bytes, Bytes)>,
+    extras: Extras,
     evaluation: Evaluation,
 }
 
@@ -82,128 +75,49 @@ impl Request {
         Ok(Box::new(packed))
     }
 
-    /// Every field of it is here, and in [`PackedRequest::unpack`].
+    /// Parts move as they are. The outcome is over, but for the name of the other end.
     fn take_packed(&mut self, scratch: &mut Vec<u8>) -> PackedRequest {
-        let Request {
-            server,
-            scope,
-            head,
-            parsed,
-            added_to_head,
-            uri,
-            args,
-            host,
-            response,
-            body,
-            notes,
-            makes_subrequests,
-            origin,
-            is_error_page,
-            status_override,
-            content_type_override,
-            started,
-            adds_uri_to_alias,
-            is_pipelined,
-            number_on_connection,
-            place,
-            phase,
-            next_handler,
-            fit,
-            redirects_left,
-            tunnel: _,
-            body_was_refused,
-            refusal,
-            passed_to,
-            exchange: _,
-            is_counted,
-            when_logged,
-            at_end,
-            when_refused: _,
-            answered,
-            closes_connection,
-            kind,
-            skips_filters,
-            fallback,
-            shared,
-            worker: _,
-            configuration,
-            is_get_forced,
-            shows_get,
-            trailers,
-            limit_rate,
-            evaluation,
-        } = self;
         let mut packer = Packer::new(scratch);
-        packer.text(head.readable());
-        let outline = pack_head(parsed, &mut packer);
-        pack_response(response, &mut packer);
-        packer.number(server.0);
-        packer.number(scope.0);
-        packer.size(*added_to_head);
-        packer.text(uri);
-        packer.text(args);
-        packer.text(host);
-        packer.optional(*status_override);
-        pack_optional_text(content_type_override.as_deref(), &mut packer);
-        packer.number(started.as_nanos());
-        packer.optional(answered.map(Moment::as_nanos));
-        packer.number(*number_on_connection);
-        packer.size(*place);
-        packer.size(*next_handler);
-        packer.number(*redirects_left);
-        packer.optional(*refusal);
-        packer.optional(limit_rate.get());
-        packer.flags([
-            *makes_subrequests,
-            *is_error_page,
-            *adds_uri_to_alias,
-            *is_pipelined,
-            *body_was_refused,
-            *is_counted,
-            closes_connection.get(),
-            *skips_filters,
-            *is_get_forced,
-            *shows_get,
-        ]);
-        if let Some(passed_to) = passed_to {
+        packer.text(self.head.readable());
+        let outline = pack_head(&self.parsed, &mut packer);
+        pack_response(&self.response, &mut packer);
+        packer.number(self.server.0);
+        packer.number(self.scope.0);
+        packer.size(self.added_to_head);
+        packer.text(&self.uri);
+        packer.text(&self.args);
+        packer.text(&self.host);
+        let passed_to = self.outcome.passed_to.take();
+        if let Some(passed_to) = &passed_to {
             packer.text(&passed_to.uri);
         }
-        let trailers = trailers.get_mut();
-        let has_rare = body.is_some()
-            || !when_logged.is_empty()
-            || fallback.is_some()
-            || !trailers.is_empty()
-            || !evaluation.is_at_rest();
+        let has_rare = self.body.is_some() || !self.extras.is_empty() || !self.evaluation.is_at_rest();
         let rare = has_rare.then(|| {
             Box::new(Rare {
-                body: body.take(),
-                when_logged: std::mem::take(when_logged),
-                fallback: fallback.take(),
-                trailers: std::mem::take(trailers),
-                evaluation: std::mem::take(evaluation),
+                body: self.body.take(),
+                extras: std::mem::take(&mut self.extras),
+                evaluation: std::mem::take(&mut self.evaluation),
             })
         });
-        notes.shrink();
-        let shares = Rc::get_mut(shared).is_none_or(|shared| !shared.is_at_rest());
+        self.notes.shrink();
+        let shares = Rc::get_mut(&mut self.shared).is_none_or(|shared| !shared.is_at_rest());
         PackedRequest {
             values: scratch.as_slice().into(),
-            notes: std::mem::take(notes),
-            configuration: configuration.take(),
-            shared: shares.then(|| std::mem::take(shared)),
-            passed_to: passed_to.take().map(|passed_to| (passed_to.scheme, passed_to.peer)),
-            at_end: *at_end,
+            notes: std::mem::take(&mut self.notes),
+            configuration: self.configuration.take(),
+            shared: shares.then(|| std::mem::take(&mut self.shared)),
+            passed_to: passed_to.map(|passed_to| (passed_to.scheme, passed_to.peer)),
+            arrival: self.arrival,
+            routing: self.routing,
+            record: std::mem::take(&mut self.record),
             rare,
-            phase: *phase,
-            kind: *kind,
-            origin: *origin,
-            fit: *fit,
             outline,
         }
     }
 }
 
 impl PackedRequest {
-    /// The request as it was, in one of this worker's; with the exchange that it has always had.
+    /// Returns the request as it was, in one of this worker's and with its exchange.
     pub(crate) fn unpack(self, worker: &Rc<HttpWorker>, its_exchange: Rc<dyn Exchange>) -> Box<Request> {
         let mut request = worker.take_request();
         let unpacker = &mut Unpacker::new(&self.values);
@@ -212,106 +126,27 @@ impl PackedRequest {
         text.append_past_limit(unpacker.text());
         request.set_head(text);
         unpack_head(request.parsed_mut(), self.outline, unpacker);
-        let Request {
-            server,
-            scope,
-            head: _,
-            parsed: _,
-            added_to_head,
-            uri,
-            args,
-            host,
-            response,
-            body,
-            notes,
-            makes_subrequests,
-            origin,
-            is_error_page,
-            status_override,
-            content_type_override,
-            started,
-            adds_uri_to_alias,
-            is_pipelined,
-            number_on_connection,
-            place,
-            phase,
-            next_handler,
-            fit,
-            redirects_left,
-            tunnel: _,
-            body_was_refused,
-            refusal,
-            passed_to,
-            exchange,
-            is_counted,
-            when_logged,
-            at_end,
-            when_refused: _,
-            answered,
-            closes_connection,
-            kind,
-            skips_filters,
-            fallback,
-            shared,
-            worker: _,
-            configuration,
-            is_get_forced,
-            shows_get,
-            trailers,
-            limit_rate,
-            evaluation,
-        } = &mut *request;
-        unpack_response(response, unpacker);
-        *server = ServerId(unpacker.number32());
-        *scope = ScopeId(unpacker.number32());
-        *added_to_head = unpacker.size();
-        uri.extend_from_slice(unpacker.text());
-        args.extend_from_slice(unpacker.text());
-        host.extend_from_slice(unpacker.text());
-        *status_override = unpacker.optional16();
-        *content_type_override = unpack_optional_text(unpacker).map(Into::into);
-        *started = Moment::from_nanos(unpacker.number());
-        *answered = unpacker.optional().map(Moment::from_nanos);
-        *number_on_connection = unpacker.number();
-        *place = unpacker.size();
-        *next_handler = unpacker.size();
-        *redirects_left = unpacker.number8();
-        *refusal = unpacker.optional16();
-        limit_rate.set(unpacker.optional());
-        let closes;
-        [
-            *makes_subrequests,
-            *is_error_page,
-            *adds_uri_to_alias,
-            *is_pipelined,
-            *body_was_refused,
-            *is_counted,
-            closes,
-            *skips_filters,
-            *is_get_forced,
-            *shows_get,
-        ] = unpacker.flags();
-        closes_connection.set(closes);
-        *passed_to = self.passed_to.map(|(scheme, peer)| {
+        unpack_response(&mut request.response, unpacker);
+        request.server = ServerId(unpacker.number32());
+        request.scope = ScopeId(unpacker.number32());
+        request.added_to_head = unpacker.size();
+        request.uri.extend_from_slice(unpacker.text());
+        request.args.extend_from_slice(unpacker.text());
+        request.host.extend_from_slice(unpacker.text());
+        request.outcome.passed_to = self.passed_to.map(|(scheme, peer)| {
             let uri = Bytes::copy_from_slice(unpacker.text());
             PassedTo { scheme, peer, uri }
         });
         debug_assert!(unpacker.is_empty(), "what is packed is unpacked in the same order");
-        *phase = self.phase;
-        (*kind, *origin, *fit) = (self.kind, self.origin, self.fit);
-        *notes = self.notes;
-        *configuration = self.configuration;
-        *exchange = Some(its_exchange);
-        *at_end = self.at_end;
-        if let Some(its_own) = self.shared {
-            *shared = its_own;
+        (request.arrival, request.routing, request.record) = (self.arrival, self.routing, self.record);
+        request.notes = self.notes;
+        request.configuration = self.configuration;
+        request.exchange = Some(its_exchange);
+        if let Some(shared) = self.shared {
+            request.shared = shared;
         }
         if let Some(rare) = self.rare {
-            *body = rare.body;
-            *when_logged = rare.when_logged;
-            *fallback = rare.fallback;
-            *trailers.get_mut() = rare.trailers;
-            *evaluation = rare.evaluation;
+            (request.body, request.extras, request.evaluation) = (rare.body, rare.extras, rare.evaluation);
         }
         request
     }
@@ -425,17 +260,6 @@ fn unpack_response(response: &mut ResponseHead, unpacker: &mut Unpacker<'_>) {
     response.fields.unpack(unpacker);
 }
 
-fn pack_optional_text(text: Option<&[u8]>, packer: &mut Packer<'_>) {
-    packer.flags([text.is_some()]);
-    packer.text(text.unwrap_or_default());
-}
-
-fn unpack_optional_text<'p>(unpacker: &mut Unpacker<'p>) -> Option<&'p [u8]> {
-    let [is_there] = unpacker.flags();
-    let text = unpacker.text();
-    is_there.then_some(text)
-}
-
 fn pack_range(range: Range32, packer: &mut Packer<'_>) {
     packer.size(range.start());
     packer.size(range.len());
@@ -463,10 +287,12 @@ mod tests {
     use gale_engine::variables::subject::Subject;
     use gale_protocol::http1::{HeadParser, Limits, Status};
     use gale_protocol::response::ResponseField;
-    use gale_runtime::{EventLoop, LoopOptions};
+    use gale_runtime::{EventLoop, LoopOptions, Moment};
 
     use super::*;
     use crate::request::exchange::mock::{self, MockExchange};
+    use crate::request::phases::Phase;
+    use crate::request::routing::{UriFit, UriOrigin};
 
     const HEAD: &[u8] = b"POST http://Example.org:81/a%20b?c=d HTTP/1.1\r\nHost: other\r\nCookie: a=1\r\nX-Own:\r\n\
         Upgrade: websocket\r\nCookie: b=2\r\nContent-Length: 300\r\n\r\n";
@@ -490,36 +316,20 @@ mod tests {
 
     /// All that can be written down of a request.
     fn written(request: &Request) -> String {
-        let numbers = (
-            (request.server.0, request.scope.0, request.started, request.answered, request.place, request.phase),
-            (request.kind, request.origin, request.fit),
-            (request.number_on_connection, request.added_to_head, request.next_handler, request.redirects_left),
-            (request.status_override, request.refusal, request.limit_rate.get(), request.when_logged.len()),
-        );
-        let flags = [
-            request.makes_subrequests,
-            request.is_error_page,
-            request.adds_uri_to_alias,
-            request.is_pipelined,
-            request.body_was_refused,
-            request.is_counted,
-            request.closes_connection(),
-            request.skips_filters,
-            request.is_get_forced,
-            request.shows_get,
-        ];
-        let texts = (&request.uri, &request.args, &request.host, &request.content_type_override);
-        let passed_to = request.passed_to.as_ref().map(|to| (to.scheme, &to.peer, &to.uri));
+        let parts = (request.server, request.scope, &request.arrival, &request.routing, &request.record);
+        let texts =
+            (&request.uri, &request.args, &request.host, request.added_to_head, request.extras.when_logged.len());
+        let passed_to = request.outcome.passed_to.as_ref().map(|to| (to.scheme, &to.peer, &to.uri));
         let fields: Vec<_> = request.fields().collect();
         let known = KnownHeader::ALL.iter().map(|&known| request.parsed.field(known)).collect::<Vec<_>>();
         format!(
-            "{numbers:?} {flags:?} {texts:?} {passed_to:?} {fields:?} {known:?} {:?} {:?} {:?} {:?} {:?} {}",
+            "{parts:?} {texts:?} {passed_to:?} {fields:?} {known:?} {:?} {:?} {:?} {:?} {:?} {}",
             request.response,
             (&request.head.readable(), &request.body, &*request.trailers()),
             (request.parsed.method, request.parsed.target, request.parsed.version, request.parsed.framing),
             (request.parsed.authority, request.parsed.connect_protocol, request.parsed.ignored_first),
             (request.target(), request.method_name(), request.request_line(), request.parsed.ignored_count),
-            request.fallback.is_some(),
+            request.extras.fallback.is_some(),
         )
     }
 
@@ -538,17 +348,23 @@ mod tests {
         response.reason = Some(Reason { status: 101, phrase: "Of course".into() });
         response.add(ResponseField::Upgrade, b"websocket");
         response.add(b"x-own", vec![b'y'; 200]);
-        (request.status_override, request.refusal) = (Some(200), Some(403));
-        request.content_type_override = Some(b"text/html".as_slice().into());
-        (request.started, request.answered) = (Moment::from_nanos(u64::MAX / 2), Some(Moment::from_nanos(5)));
-        (request.number_on_connection, request.place, request.next_handler) = (u64::MAX, 4, 2);
-        (request.phase, request.redirects_left) = (Phase::Content, 7);
-        (request.origin, request.fit, request.is_counted) = (UriOrigin::ClientRedirected, UriFit::Stays, true);
-        (request.is_pipelined, request.body_was_refused, request.shows_get) = (true, true, true);
+        request.arrival = Arrival {
+            started: Moment::from_nanos(u64::MAX / 2),
+            number_on_connection: u64::MAX,
+            place: 4,
+            is_pipelined: true,
+            body_was_refused: true,
+        };
+        request.routing.phase = Phase::Content;
+        (request.routing.next_handler, request.routing.redirects) = (2, 3);
+        (request.routing.origin, request.routing.fit) = (UriOrigin::ClientRedirected, UriFit::Stays);
+        request.become_get();
+        request.record.answered = Some(Moment::from_nanos(5));
+        request.record.is_counted = true;
         request.close_after_response();
         request.set_limit_rate(1000);
         let uri = Bytes::copy_from_slice(b"/behind");
-        request.passed_to = Some(PassedTo { scheme: "http://", peer: PeerName::of_group("127.0.0.1:80"), uri });
+        request.outcome.passed_to = Some(PassedTo { scheme: "http://", peer: PeerName::of_group("127.0.0.1:80"), uri });
     }
 
     #[test]
@@ -577,13 +393,13 @@ mod tests {
             request.body = Some(StoredBody::default());
             request.when_logged(|_| {});
             request.add_trailer(b"x", b"y".into());
-            request.at_end = Some(|_| {});
+            request.record.at_end = Some(|_| {});
             let before = written(&request);
             let Ok(packed) = request.pack() else { unreachable!("it can be packed") };
             assert_eq!(Rc::strong_count(&dropped), 2);
             let request = packed.unpack(&worker, exchange);
             assert_eq!((written(&request), request.id()), (before, id));
-            assert!(request.at_end.is_some() && request.evaluation().is_at_rest());
+            assert!(request.record.at_end.is_some() && request.evaluation().is_at_rest());
             worker.give_back(request);
             assert_eq!(Rc::strong_count(&dropped), 1);
         });

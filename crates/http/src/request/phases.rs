@@ -16,9 +16,10 @@ use crate::request::tunnel::Tunnel;
 
 /// nginx's phases, as far as modules take part in them. Finding the location
 /// comes between `ServerRewrite` and `Rewrite` and belongs to the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The head has just been read.
+    #[default]
     PostRead,
     /// Changes of the URI at the level of the server.
     ServerRewrite,

@@ -185,10 +185,10 @@ pub async fn read_body_to_file(request: &mut Request) -> Result<StoredBody, Requ
 pub fn is_refused(request: &mut Request) -> bool {
     let length_max = request.body_limits().length_max;
     let length = request.declared_body_length().unwrap_or(0);
-    if length_max == 0 || length <= length_max || request.body_was_refused {
+    if length_max == 0 || length <= length_max || request.arrival.body_was_refused {
         return false;
     }
-    request.body_was_refused = true;
+    request.arrival.body_was_refused = true;
     request.log(Level::Error, format_args!("client intended to send too large body: {length} bytes"));
     true
 }

@@ -59,7 +59,7 @@ impl Rest {
 /// Gives the head to the exchange and returns what is to follow, both as the
 /// filters made them. When this returns `None`, all of it has been given.
 pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
-    request.answered = Some(gale_runtime::now());
+    request.record.answered = Some(gale_runtime::now());
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     let files = match &body {
@@ -80,13 +80,13 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
     make_location_absolute(request, &scope.core);
     let length = body_length(request, &body);
     let core = &scope.core;
-    let is_tunnel = request.tunnel.is_some();
+    let is_tunnel = request.outcome.tunnel.is_some();
     let is_limited = !is_tunnel && length != BodyLength::NoBody && Rate::of(request).is_some();
     let has_trailers = !is_tunnel && length == BodyLength::UntilEnd && request.response.has_trailers;
     // What is sent bit by bit is gathered as `postpone_output` says.
     let files = files.or_else(|| (is_limited || has_trailers).then(|| FileOptions::without_pool(core)));
     let options = ResponseOptions { length, files, send_timeout: *core.send_timeout.get() };
-    if let Some(other_end) = request.tunnel.take() {
+    if let Some(other_end) = request.outcome.tunnel.take() {
         let response = ResponseStart::of(request).start_tunnel(request, &options);
         return Some(Rest::Tunnel(Opened { response, other_end }));
     }
@@ -142,7 +142,7 @@ fn make_location_absolute(request: &mut Request, core: &CoreSettings) {
 fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     let length = body.length();
     let status = request.response.status;
-    if request.tunnel.is_some() {
+    if request.outcome.tunnel.is_some() {
         request.response.content_length = None;
         return BodyLength::UntilEnd;
     }

@@ -1,4 +1,4 @@
-//! Routing of a request: its way through the phases to a location, and the origin of its URI.
+//! Routing of a request: origin of its URI, relation of that to the location, and the method that counts.
 
 /// Origin of a request's URI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,6 +56,25 @@ impl UriFit {
         if *self == UriFit::Rewritten {
             *self = UriFit::Found;
         }
+    }
+}
+
+/// Method that a request counts as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum CountedMethod {
+    /// The method that the client has sent.
+    #[default]
+    Sent,
+    /// GET, while `$request_method` shows the method of the client's request.
+    Get,
+    /// GET, also in `$request_method`: the client's request counts as one.
+    ShownGet,
+}
+
+impl CountedMethod {
+    /// Returns the method of a request that becomes a GET; `shows` if it is the client's.
+    pub fn become_get(self, shows: bool) -> CountedMethod {
+        if shows || self == CountedMethod::ShownGet { CountedMethod::ShownGet } else { CountedMethod::Get }
     }
 }
 

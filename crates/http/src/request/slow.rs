@@ -108,7 +108,7 @@ impl Shared {
 impl Request {
     /// The rest of its head was waited for, which has come or will not come any more.
     pub(crate) fn note_head_wait(&self) {
-        self.shared.note_wait(Cause::Head, gale_runtime::now().since(self.started));
+        self.shared.note_wait(Cause::Head, gale_runtime::now().since(self.arrival.started));
     }
 }
 
@@ -171,8 +171,8 @@ pub(super) fn end(request: &Request, slow: SlowRequestLog) {
         101 => true,
         status => (200..300).contains(&status) && request.method() == Method::Connect,
     };
-    let end = request.answered.filter(|_| is_tunnel).unwrap_or(now);
-    let whole = end.since(request.started);
+    let end = request.record.answered.filter(|_| is_tunnel).unwrap_or(now);
+    let whole = end.since(request.arrival.started);
     if whole < slow.time {
         return;
     }
@@ -185,7 +185,7 @@ pub(super) fn end(request: &Request, slow: SlowRequestLog) {
     let exchange = request.exchange().waits();
     let upstream = shared.waits.get().map(|waits| waits.upstream.get()).unwrap_or_default();
     // What is left of the time since the response began is the client's.
-    let sent_for = request.answered.map_or(Duration::ZERO, |answered| end.since(answered));
+    let sent_for = request.record.answered.map_or(Duration::ZERO, |answered| end.since(answered));
     let others = exchange.disk + shared.waited(Cause::Source) + shared.waited(Cause::Rate);
     let slow_request = SlowRequest {
         request,

@@ -158,7 +158,7 @@ impl Subrequest {
         request.inherit_notes(parent);
         request.notes.put(Inherited(copy_note::<N>));
         request.notes.put(note);
-        request.skips_filters = true;
+        request.routing.skips_filters = true;
         Some(Subrequest::begin(request))
     }
 
@@ -263,7 +263,7 @@ impl Answering {
                 }
                 None if self.is_empty => {
                     self.is_empty = false;
-                    self.request.fallback.take().map(|fallback| Ok(BodyItem::Bytes(fallback.text)))
+                    self.request.extras.fallback.take().map(|fallback| Ok(BodyItem::Bytes(fallback.text)))
                 }
                 last => last,
             });
@@ -429,7 +429,7 @@ fn complain_of_background(parent: &Request, started: bool) -> bool {
 /// is a line in the error log when there is too much of that.
 pub(super) fn leave_behind(mut request: Box<Request>, begin: impl FnOnce(&mut Request) -> Step + 'static) {
     request.exchange = Some(Side::after(&request));
-    request.kind = Kind::LEFT_BEHIND;
+    request.routing.kind = Kind::LEFT_BEHIND;
     let mut request = Lent { request: Some(request), is_counted: false };
     let (generation, worker) = (request.http().generation, Rc::clone(request.worker()));
     let error_log = Arc::clone(request.configuration().error_log());
@@ -513,8 +513,8 @@ impl Lent {
         };
         let mut request = Lent::new(parent, target, exchange)?;
         request.scope = parent.scope;
-        request.phase = Phase::Content;
-        (request.origin, request.fit) = (parent.origin, parent.fit);
+        request.routing.phase = Phase::Content;
+        (request.routing.origin, request.routing.fit) = (parent.routing.origin, parent.routing.fit);
         request.evaluation = parent.evaluation.copy_captures();
         Some(request)
     }
@@ -533,7 +533,7 @@ impl Lent {
     /// From now on it belongs to nobody's request: what was shared stays as it is.
     fn leave_family(&mut self) {
         self.is_counted = false;
-        self.kind = self.kind.in_background();
+        self.routing.kind = self.routing.kind.in_background();
         let count = &self.shared.subrequests;
         count.set(count.get() - 1);
     }

@@ -132,7 +132,7 @@ impl HttpWorker {
     /// A request to fill: a spare one, or a new one.
     pub(crate) fn take_request(self: &Rc<Self>) -> Box<Request> {
         let spare = self.spare_requests.borrow_mut().pop();
-        let mut request = spare.unwrap_or_else(|| Box::new(Request::new()));
+        let mut request = spare.unwrap_or_default();
         request.worker = Some(Rc::clone(self));
         request
     }

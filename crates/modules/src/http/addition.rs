@@ -92,7 +92,7 @@ fn add(request: &mut Request, conf: &Conf, body: &mut Body) {
         return;
     }
     request.response.will_change();
-    request.makes_subrequests = true;
+    request.outcome.makes_subrequests = true;
     let (before, after) = (conf.before().map(Target::new), conf.after().map(Target::new));
     *body = Body::Stream(Box::new(Added { before, body: std::mem::take(body), after, last: None }));
 }

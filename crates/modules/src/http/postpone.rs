@@ -30,7 +30,7 @@ const ITEMS_MAX: usize = 64;
 const BYTES_MAX: usize = 64 * 1024;
 
 fn put_in_place(request: &mut Request, _: &(), body: &mut Body) {
-    if std::mem::take(&mut request.makes_subrequests) {
+    if std::mem::take(&mut request.outcome.makes_subrequests) {
         let source = std::mem::take(body);
         *body = Body::Stream(Box::new(Postponed { source: Some(source), waiting: VecDeque::new(), waiting_bytes: 0 }));
     }

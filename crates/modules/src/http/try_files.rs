@@ -160,7 +160,7 @@ impl Candidate {
         // The path of the directory is the alias itself then, whatever the name.
         if !self.is_directory || request.scope().core.root.get().alias != Some(Alias::Whole) {
             request.uri = found_uri(request, name);
-            request.adds_uri_to_alias = true;
+            request.routing.adds_uri_to_alias = true;
         }
         Some(Flow::Next)
     }

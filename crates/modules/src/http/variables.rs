@@ -57,7 +57,9 @@ pub(crate) const VARIABLES: &[Variable] = &[
     }),
     Variable::named("request_id", |request, _, out| append_hex(out, &request.id())),
     Variable::named("request_length", |request, _, out| append_number(out, request.received())),
-    Variable::named("request_time", |request, _, out| append_seconds(out, gale_runtime::now().since(request.started))),
+    Variable::named("request_time", |request, _, out| {
+        append_seconds(out, gale_runtime::now().since(request.arrival.started))
+    }),
     Variable::named("request_completion", |request, _, out| {
         append(out, if request.exchange().is_complete() { b"OK" } else { b"" })
     }),
@@ -77,7 +79,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     // The connection.
     Variable::named("remote_addr", |request, _, out| append(out, request.remote_text().as_bytes())),
     Variable::named("server_name", |request, _, out| append(out, server_name(request))),
-    Variable::named("connection_requests", |request, _, out| append_number(out, request.number_on_connection)),
+    Variable::named("connection_requests", |request, _, out| append_number(out, request.arrival.number_on_connection)),
     Variable::named("connection_time", |request, _, out| {
         append_seconds(out, gale_runtime::now().since(request.connection().accepted))
     }),
@@ -85,7 +87,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("tcpinfo_rttvar", |request, _, out| append_tcp(request, out, |info| info.rtt_variance)),
     Variable::named("tcpinfo_snd_cwnd", |request, _, out| append_tcp(request, out, |info| info.congestion_window)),
     Variable::named("tcpinfo_rcv_space", |request, _, out| append_tcp(request, out, |info| info.receive_space)),
-    Variable::named("pipe", |request, _, out| append(out, if request.is_pipelined { b"p" } else { b"." })),
+    Variable::named("pipe", |request, _, out| append(out, if request.arrival.is_pipelined { b"p" } else { b"." })),
     Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate()))
         .assigned_by(set_limit_rate),
     // The response.
@@ -283,7 +285,7 @@ fn append_sent_trailer(request: &Request, name: &[u8], out: &mut Vec<u8>) -> boo
 
 /// Returns the status as far as it is known: in an `error_page` that of the error, until the page has its own.
 pub(super) fn status(request: &Request) -> u16 {
-    request.status_override.unwrap_or(request.response.status)
+    request.outcome.status_override.unwrap_or(request.response.status)
 }
 
 fn append_status(out: &mut Vec<u8>, status: u16) -> bool {

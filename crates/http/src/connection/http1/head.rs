@@ -96,8 +96,8 @@ impl HttpConnection {
                             return Poll::Ready(Arrival::Closed);
                         };
                         *generation = NonZeroU64::new(request.http().generation);
-                        request.is_pipelined = is_pipelined;
-                        request.number_on_connection = self.client.info.requests.get() + 1;
+                        request.arrival.is_pipelined = is_pipelined;
+                        request.arrival.number_on_connection = self.client.info.requests.get() + 1;
                         head.parser.reset();
                         *body = RequestBody::default();
                         self.client.idle_since.set(Moment::NEVER);
@@ -202,8 +202,8 @@ impl HttpConnection {
         let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
         let server = self.client.first_server(http, place);
         let mut request = self.client.worker().take_request();
-        request.place = place.index();
-        request.started = gale_runtime::now();
+        request.arrival.place = place.index();
+        request.arrival.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
         reading.limits = limits;
         reading.timeout = timeout;
@@ -229,7 +229,7 @@ impl HttpConnection {
     /// Prepares the exchange and goes through the phases as far as it gets.
     pub(super) fn begin(&self, request: &mut Request) -> Step {
         self.client.info.requests.set(self.client.info.requests.get() + 1);
-        request.number_on_connection = self.client.info.requests.get();
+        request.arrival.number_on_connection = self.client.info.requests.get();
         let offence = self.http1().transfer().head.as_mut().and_then(|head| head.offence.take());
         let wish = Wish::of(request, offence.is_some());
         let prepared = begin::prepare(request, offence);

@@ -323,7 +323,7 @@ impl HttpConnection {
 
     /// Returns `true` if the response took its time and unread bytes have come meanwhile.
     fn has_more(&self, request: &Request) -> bool {
-        gale_runtime::now() != request.started && self.client.stream.has_unread()
+        gale_runtime::now() != request.arrival.started && self.client.stream.has_unread()
     }
 
     /// Tells why a file could not be sent to its end, if that is what happened.

@@ -36,7 +36,7 @@ impl Wish {
         self == Wish::Keep
             && !request.closes_connection()
             && !core.keepalive_timeout.get().idle.is_zero()
-            && request.number_on_connection < *core.keepalive_requests.get()
+            && request.arrival.number_on_connection < *core.keepalive_requests.get()
             && age <= *core.keepalive_time.get()
             && !is_old_browser(request, core.keepalive_disable.get())
     }
@@ -45,7 +45,7 @@ impl Wish {
     /// next request may be on its way, and the kernel's reset can cost the client the answer that it has not read yet
     /// (RFC 9112, section 9.6). If no connection is ever kept, nginx's rule applies.
     pub(super) fn lingering_close(self, request: &Request, core: &CoreSettings) -> LingeringClose {
-        let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && request.number_on_connection <= 1;
+        let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && request.arrival.number_on_connection <= 1;
         match *core.lingering_close.get() {
             LingeringClose::On if self != Wish::Close && !never_keeps() => LingeringClose::Always,
             setting => setting,

@@ -107,11 +107,11 @@ impl Http2 {
         let body = RequestBody::new(&request.parsed, head.readable(), fields.block_bytes, is_complete);
         request.set_head(head);
         let stream = Stream::new(Rc::clone(self), id, http.generation, refusal, body);
-        request.place = place.index();
-        request.started = gale_runtime::now();
+        request.arrival.place = place.index();
+        request.arrival.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(&stream) as Rc<dyn Exchange>, server);
         client.info.requests.set(client.info.requests.get() + 1);
-        request.number_on_connection = client.info.requests.get();
+        request.arrival.number_on_connection = client.info.requests.get();
         client.worker().common.counters.begin_request();
         client.idle_since.set(Moment::NEVER);
         self.state.borrow_mut().streams.push_back(Rc::clone(&stream));
@@ -124,7 +124,7 @@ impl Http2 {
         let idle_max = core.keepalive_timeout.get().idle;
         self.client().idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
         let age = gale_runtime::now().since(self.client().info.accepted);
-        let has_served_enough = request.number_on_connection >= *core.keepalive_requests.get()
+        let has_served_enough = request.arrival.number_on_connection >= *core.keepalive_requests.get()
             || age > *core.keepalive_time.get()
             || idle_max == Duration::ZERO;
         if has_served_enough {

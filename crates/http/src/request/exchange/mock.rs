@@ -390,7 +390,7 @@ fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
         services: Vec::new(),
         protocols: vec![Arc::new(http)],
     }));
-    let mut request = Request::new();
+    let mut request = Request::default();
     let common = Worker::new(1, Arc::clone(configuration.error_log()));
     request.worker = Some(HttpWorker::new(common, Rc::clone(&configuration)));
     request.parsed_mut().framing = Framing::Chunked;
@@ -705,7 +705,7 @@ mod tests {
     fn start_tunnel(client: &Rc<MockExchange>, request: &mut Request) -> (Opened, Rc<RefCell<OtherEnd>>) {
         let end = Rc::new(RefCell::new(OtherEnd::default()));
         request.response.status = 101;
-        request.tunnel = Some(Box::new(Played(Rc::clone(&end))));
+        request.outcome.tunnel = Some(Box::new(Played(Rc::clone(&end))));
         let Some(Rest::Tunnel(tunnel)) = respond::start_response(request, Body::Empty) else {
             unreachable!("a tunnel follows")
         };

@@ -28,7 +28,7 @@ use crate::request::variables::template::{leads_upwards, refuse_path};
 /// `root` or `alias`.
 pub fn find_path(request: &Request, out: &mut Vec<u8>) -> Result<(), u16> {
     let root = request.scope().core.root.get();
-    let is_below_alias = request.adds_uri_to_alias && root.alias == Some(Alias::Whole);
+    let is_below_alias = request.routing.adds_uri_to_alias && root.alias == Some(Alias::Whole);
     let tail = match &root.alias {
         Some(_) if !request.is_in_its_location() => None,
         _ if is_below_alias => Some(&request.uri[..]),

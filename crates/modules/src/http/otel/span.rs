@@ -19,7 +19,7 @@ const FIRST_ERROR: u16 = 500;
 /// Returns the encoded message.
 pub(super) fn encode(request: &Request, conf: &Conf, context: &TraceContext) -> Vec<u8> {
     let end = gale_runtime::wall().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let start = end.saturating_sub(gale_runtime::now().since(request.started));
+    let start = end.saturating_sub(gale_runtime::now().since(request.arrival.started));
     let parent = context.parent.as_ref();
     let name = conf.span_name.get_opt().map(|name| name.text(request));
     let mut span = SpanEncoder::begin(&Begin {

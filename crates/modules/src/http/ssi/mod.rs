@@ -160,7 +160,7 @@ fn include(request: &mut Request, conf: &Conf, body: &mut Body) {
             request.response.etag.clear();
         }
     }
-    request.makes_subrequests = true;
+    request.outcome.makes_subrequests = true;
     let time_format = TimeFormat::default();
     request.notes.put(time_format.clone());
     let document = Document::new(std::mem::take(body), request.shared_note(), conf, time_format);
