@@ -3,6 +3,7 @@
 //! Fields that filters use most have a member of their own. The others are in a list, whose names are sent as they were
 //! spelled. Texts are stored inline or shared: a typical response allocates nothing.
 
+mod etag;
 mod field;
 
 use std::cell::Cell;
@@ -124,11 +125,7 @@ impl ResponseHead {
         self.allows_ranges = false;
         // An upstream server's own announcement for the body that it sent.
         self.remove(ResponseField::AcceptRanges);
-        if self.etag.starts_with(b"\"") {
-            self.etag.insert_from_slice(0, b"W/");
-        } else if !self.etag.starts_with(b"W/") {
-            self.etag.clear();
-        }
+        self.weaken_etag();
     }
 
     /// Removes `Last-Modified`, including one that an upstream server sent with an error.
@@ -187,23 +184,6 @@ impl ResponseHead {
         self.fields.iter().find(|field| field.name.is_same(name)).map(|field| &*field.value)
     }
 
-    /// Sets `ETag` from a file's time and length, as nginx makes it:
-    /// `"hex(seconds)-hex(length)"`, with a sign before 1970.
-    pub fn set_etag(&mut self, modified_seconds: i64, length: u64) {
-        // Written from the end, since digits are computed from the last one on.
-        let mut text = *b"\"-ffffffffffffffff-ffffffffffffffff\"";
-        let start = put_hex_before(&mut text, ETAG_MAX - 1, length) - 1;
-        text[start] = b'-';
-        let mut start = put_hex_before(&mut text, start, modified_seconds.unsigned_abs()) - 1;
-        if modified_seconds < 0 {
-            text[start] = b'-';
-            start -= 1;
-        }
-        text[start] = b'"';
-        self.etag.clear();
-        self.etag.extend_from_slice(&text[start..]);
-    }
-
     /// True if `Last-Modified` is known and sent. It is sent only if the response is the requested content: the
     /// modification time of an error page, for example, says nothing about that, although `expires modified` counts
     /// from it.
@@ -216,9 +196,6 @@ impl ResponseHead {
         self.last_modified.filter(|_| self.tells_last_modified()).map(date_text)
     }
 }
-
-/// Maximum length of an `ETag` of a file.
-const ETAG_MAX: usize = 36;
 
 /// Number of cached date texts: files requested often have few different times.
 const DATES_KEPT: usize = 64;
@@ -241,20 +218,6 @@ fn date_text(seconds: u64) -> [u8; http_date::LENGTH] {
         place.set((seconds, text));
         text
     })
-}
-
-/// Writes a number in hexadecimal that ends at `end`, and returns its beginning. Avoids `format!`, since every file's
-/// response needs it.
-fn put_hex_before(text: &mut [u8; ETAG_MAX], end: usize, mut number: u64) -> usize {
-    let mut start = end;
-    loop {
-        start -= 1;
-        text[start] = b"0123456789abcdef"[(number & 0xf) as usize];
-        number >>= 4;
-        if number == 0 {
-            return start;
-        }
-    }
 }
 
 #[cfg(test)]
@@ -336,19 +299,6 @@ mod tests {
             assert_eq!(&*head.etag, after.as_bytes());
         }
         assert_eq!((head.content_length, head.allows_ranges), (None, false));
-    }
-
-    #[test]
-    fn the_etag_is_nginx_s() {
-        let mut head = ResponseHead::default();
-        head.set_etag(0x5f00_0000, 615);
-        assert_eq!(&*head.etag, b"\"5f000000-267\"");
-        head.set_etag(0, u64::MAX);
-        assert_eq!(&*head.etag, b"\"0-ffffffffffffffff\"");
-        head.set_etag(-1000, 4);
-        assert_eq!(&*head.etag, b"\"-3e8-4\"");
-        head.set_etag(i64::MIN, u64::MAX);
-        assert_eq!(&*head.etag, b"\"-8000000000000000-ffffffffffffffff\"");
     }
 
     #[test]
