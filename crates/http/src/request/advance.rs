@@ -1,8 +1,7 @@
-//! A request's way through the phases: the next handler decides, and what it decided leads on.
+//! Way of a request through the phases: the next handler decides, and its decision leads on.
 //!
-//! [`advance`] goes as far as it can without waiting; a request that never waits
-//! costs no future. [`finish`] is the rest, for those that do. What comes of a decision is `outcome`'s, sending the
-//! answer `respond`'s and the pump's.
+//! [`advance`] goes as far as it can without waiting, so that a request that never waits costs no future. [`finish`]
+//! waits. `outcome` acts on decisions; `respond` and the pump send the response.
 
 use std::any::Any;
 use std::future::poll_fn;
@@ -28,20 +27,20 @@ use crate::request::routing::UriFit;
 use crate::request::slow::{self, Cause, Wait};
 use gale_engine::variables::subject::Subject;
 
-/// Where a request stands when it cannot go on by itself.
+/// State of a request that cannot go on by itself.
 #[derive(Debug)]
 pub enum Step {
-    /// The body is to be sent; the head is in the request. The filters have seen both.
+    /// The body is ready to be sent, and the head is in the request. Both have passed the filters.
     Answer(Body),
     /// A handler has to wait.
     Wait(Waiting),
-    /// Nothing happens for this time.
+    /// The request waits for this time.
     Delay(Duration, AfterDelay),
     /// The connection is closed without an answer (444).
     Close,
 }
 
-/// What comes after a delay.
+/// Continuation of a request after a delay.
 #[derive(Clone, Copy, Debug)]
 pub enum AfterDelay {
     /// The handler that asked for the delay is asked again.
@@ -50,8 +49,8 @@ pub enum AfterDelay {
     Respond(u16),
 }
 
-/// A handler that has to wait, and the scope that it was asked in: its settings are those of that one, although what it
-/// did may have brought the request into another.
+/// Handler that has to wait, with the scope that it was asked in. Its settings are those of that scope, although the
+/// handler may bring the request into another one.
 pub struct Waiting(BoundHandler, ScopeId);
 
 impl std::fmt::Debug for Waiting {
@@ -71,7 +70,7 @@ pub fn advance(request: &mut Request) -> Step {
             Some(bound) => {
                 request.routing.next_handler += 1;
                 match bound.handler.decide(request, http.conf(bound, scope)) {
-                    // Most have nothing against it: no more is to be done then.
+                    // Most handlers have no objection.
                     Decision::Flow(Flow::Next) => continue,
                     Decision::Flow(flow) => perform(request, flow),
                     Decision::MustWait => return Step::Wait(Waiting(*bound, scope)),
@@ -89,7 +88,7 @@ pub fn advance(request: &mut Request) -> Step {
     }
 }
 
-/// Goes on from a step that has to wait, until there is an answer.
+/// Goes on from a step that has to wait, until there is a response.
 pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
     loop {
         let performed = match step {
@@ -117,13 +116,13 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
     }
 }
 
-/// Waits for a handler, unless its client leaves: then it is dropped with what it waits for (a task of a pool that has
-/// not begun is cancelled).
+/// Waits for a handler. If the client leaves, the handler is dropped, and its task in a pool is cancelled unless it has
+/// begun.
 async fn wait(handler: &dyn Handler, request: &mut Request, conf: &dyn Any) -> Flow {
     let exchange = request.exchange_handle();
     let stays = handler.outlives_client(request, conf);
-    // A connection may have waited in the kernel for longer than its client did. Of later requests events tell, and of
-    // one with a body its end.
+    // A new connection may have waited in the kernel longer than its client. Events tell that of later requests, and
+    // the end of the body that of one with a body.
     let is_only_head = request.arrival.number_on_connection == 1 && exchange.body_is_read();
     if is_only_head && !stays && handler.patience() == Duration::ZERO && exchange.has_left() {
         return Flow::Respond(CLIENT_LEFT);
@@ -142,7 +141,7 @@ async fn wait(handler: &dyn Handler, request: &mut Request, conf: &dyn Any) -> F
     flow
 }
 
-/// Waits for a time; `false` if the client leaves before.
+/// Waits for a time; returns `false` if the client leaves before.
 async fn client_stays(request: &Request, time: Duration) -> bool {
     let _wait = Wait::begin(request, Cause::Delays);
     let exchange = request.exchange();
@@ -158,21 +157,20 @@ async fn client_stays(request: &Request, time: Duration) -> bool {
     stays
 }
 
-/// Ends a request with a status before any phase has run: a head that cannot be
-/// understood.
+/// Ends a request with a status before the first phase, since its head is invalid.
 pub fn fail(request: &mut Request, status: u16) -> Step {
     conclude(request, Flow::Respond(status)).unwrap_or_else(|| advance(request))
 }
 
-/// What the end of a phase leads to, if not to the next one.
+/// End of the phases.
 enum End {
     Flow(Flow),
-    /// Nobody in the access phase was satisfied.
+    /// The access phase refuses the client with this status.
     Denied(u16),
 }
 
-/// Goes on to the next phase: all handlers of this one were asked. Between the phases lies what belongs to no module:
-/// the location is found, a changed URI searched again.
+/// Goes on to the next phase after the last handler of this one. Steps between phases belong to no module: a location
+/// is found, and searched again for a changed URI.
 fn end_phase(http: &HttpConfiguration, request: &mut Request) -> Option<End> {
     request.routing.next_handler = 0;
     request.routing.phase = match request.routing.phase {
@@ -199,7 +197,7 @@ fn end_phase(http: &HttpConfiguration, request: &mut Request) -> Option<End> {
             }
         }
         Phase::Rewrite => Phase::PreAccess,
-        // Whether the client may was settled for its own request.
+        // The access phase has decided about the client's own request.
         Phase::PreAccess if !request.is_main() => Phase::PreContent,
         Phase::PreAccess => Phase::Access,
         Phase::Access => match request.outcome.refusal.take() {
@@ -212,7 +210,7 @@ fn end_phase(http: &HttpConfiguration, request: &mut Request) -> Option<End> {
     None
 }
 
-/// No module had an answer.
+/// Returns the response if no module has one.
 fn no_content(request: &Request) -> Flow {
     if request.uri.last() == Some(&b'/') {
         let mut path = Vec::new();
@@ -258,13 +256,13 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
     if request_body::is_refused(request) { Err(413) } else { Ok(()) }
 }
 
-/// Runs the handlers of the log phase, and begins what follows a client's request. That is over then.
+/// Runs the handlers of the log phase at the end of a request, and begins `post_action`.
 pub fn log(request: &mut Request) {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     counting::end(request, configuration.http());
     for bound in &scope.handlers[Phase::Log as usize] {
-        // Nothing waits and nothing is decided any more.
+        // A handler of this phase neither waits nor decides.
         let _ = bound.handler.decide(request, scope.conf(bound.module));
     }
     for then in std::mem::take(&mut request.extras.when_logged) {

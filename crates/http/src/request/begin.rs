@@ -1,5 +1,5 @@
-//! Where a request begins, whichever version of HTTP brought it: its host, the server for that, its path, and what is
-//! refused before any module is asked.
+//! Beginning of a request in every version of HTTP: its host, the server for it, its path, and the refusals that need
+//! no module.
 
 use std::rc::Rc;
 
@@ -16,24 +16,23 @@ use crate::request::counting;
 use crate::request::routing::UriOrigin;
 use gale_engine::variables::subject::Subject;
 
-/// Why a request is answered without asking any module.
+/// Reason why a request is answered without a module.
 pub(crate) enum Refusal {
     /// The worker's memory for buffers is exhausted.
     NoMemory,
-    /// Which server is meant could not be found out.
+    /// The server for the host could not be found.
     UnknownServer,
-    /// TRACE means nothing to a server without a module for it, and neither does CONNECT where no location makes
-    /// tunnels.
+    /// No module serves TRACE, and no location of the server makes tunnels for CONNECT.
     Method,
-    /// The head cannot be understood, and so neither can what follows it.
+    /// The head is invalid, and so is everything after it.
     Head(Offence),
 }
 
-/// Prepares a request whose head has come: whole, or to the offence that is wrong with it.
+/// Prepares a request with a complete head, or with one that is invalid from the offence on.
 ///
 /// # Errors
-/// Why no module is asked. The server that the head names is settled in any case, if it has come so far: it has its
-/// error pages and its log.
+/// The reason why no module is asked. The server that the head names is chosen even then, if the name has come: its
+/// error pages and its log apply.
 pub(crate) fn prepare(request: &mut Request, offence: Option<Offence>) -> Result<(), Refusal> {
     let configuration = Rc::clone(request.configuration());
     let http = configuration.http();
@@ -43,7 +42,7 @@ pub(crate) fn prepare(request: &mut Request, offence: Option<Offence>) -> Result
     let core = &http.scope(request.scope).core;
     let reading = if offence.is_some() { part_read(request) } else { REQUEST_LINE };
     if let Err(offence) = offence.map_or_else(|| set_path(request, core), Err) {
-        // The path is for the log, if one has come; an offence in it was told already.
+        // The log shows the path if one has come. An offence in it was reported above.
         if request.parsed.target != Target::default() {
             let _ = set_path(request, core);
         }
@@ -71,7 +70,7 @@ pub(crate) fn prepare(request: &mut Request, offence: Option<Offence>) -> Result
 }
 
 impl Refusal {
-    /// The answer.
+    /// Returns the response.
     pub fn answer(self, request: &mut Request) -> Step {
         let status = match self {
             Refusal::NoMemory => 503,
@@ -86,12 +85,12 @@ impl Refusal {
     }
 }
 
-/// The path and the arguments.
+/// Sets the path and the arguments.
 fn set_path(request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
     let Request { parsed, head, uri, args, routing, .. } = request;
     let input = head.readable();
     if parsed.target.form == Form::Authority {
-        // As in nginx: there is no path in it.
+        // As in nginx: the target has no path.
         uri.clear();
         uri.push(b'/');
         return Ok(());
@@ -112,11 +111,10 @@ fn set_path(request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
     Ok(())
 }
 
-/// Puts the request into the server for the host that it asks for, which may be none.
+/// Puts the request into the server for its host, if it has one.
 ///
 /// # Errors
-/// A regular expression could not be run to its end: which server is meant is unknown, and no other one may answer
-/// instead.
+/// A regular expression could not be run to its end. The server is unknown, and no other one may answer instead.
 pub(crate) fn choose_server(request: &mut Request, http: &HttpConfiguration) -> Result<(), UnknownServer> {
     if let Some(authority) = request.parsed.authority {
         let mut scratch = Vec::new();
@@ -139,8 +137,9 @@ pub(crate) fn choose_server(request: &mut Request, http: &HttpConfiguration) -> 
             Ok(())
         }
         Ok(None) => {
-            // The name of a TLS handshake may have chosen another server: it counts only while the request's head is
-            // incomplete. As in nginx, a request that names no host is for the default one.
+            // The name of a TLS handshake may have chosen another server, which counts only while the head is
+            // incomplete. As
+            // in nginx, a request without a host is for the default server.
             request.server = servers.default;
             request.scope = http.server(servers.default).scope;
             Ok(())
@@ -154,16 +153,16 @@ pub(crate) fn choose_server(request: &mut Request, http: &HttpConfiguration) -> 
     found
 }
 
-/// Which server is meant could not be found out.
+/// The server for the host could not be found.
 pub(crate) struct UnknownServer;
 
-/// Only the first line of a broken head is relied on from now on.
+/// Keeps only the first line of a broken head.
 pub(crate) fn keep_first_line(request: &mut Request) {
     let head = Rc::clone(&request.head);
     request.parsed_mut().keep_first_line(head.readable());
 }
 
-/// nginx's words for what was read of a head that was not understood to its end.
+/// Names the part of an incomplete head in nginx's words.
 pub(crate) fn part_read(request: &Request) -> &'static str {
     if request.parsed.line.is_empty() { REQUEST_LINE } else { "request headers" }
 }

@@ -1,6 +1,5 @@
-//! Counts a client's request where its server and its location say (`status_zone`): when its server is known, and when
-//! it is over, however it ends. Subrequests are parts of it and do not count
-//! there.
+//! Counts a client's request in the zones of its server and its location (`status_zone`): when its server is known,
+//! and when it is over, however it ends. Subrequests are parts of it and are not counted there.
 
 use gale_worker::traffic::{Nanos, Served};
 
@@ -8,7 +7,7 @@ use super::configuration::HttpConfiguration;
 use super::exchange::Transferred;
 use super::{Request, slow};
 
-/// The server that the request is for is known.
+/// Counts a request whose server is known.
 pub(super) fn begin(request: &mut Request, http: &HttpConfiguration) {
     if let Some(zone) = &http.server(request.server).zone {
         request.record.is_counted = true;
@@ -16,7 +15,7 @@ pub(super) fn begin(request: &mut Request, http: &HttpConfiguration) {
     }
 }
 
-/// A part of it is over: only what else is counted of a request may be counted of that.
+/// Ends a subrequest, for which only the use of a cache is counted.
 pub(super) fn end_part(request: &Request) {
     if let Some(count) = request.record.at_end.filter(|_| !request.routing.kind.is_background()) {
         count(request);
@@ -24,7 +23,7 @@ pub(super) fn end_part(request: &Request) {
     slow::end_part(request);
 }
 
-/// It is over.
+/// Ends a request.
 pub(super) fn end(request: &mut Request, http: &HttpConfiguration) {
     if !request.is_main() {
         return;
@@ -51,7 +50,7 @@ pub(super) fn end(request: &mut Request, http: &HttpConfiguration) {
     };
     let served = served.ready();
     if let Some(zone) = server {
-        // The head of one that was given up was never whole.
+        // The head was never complete.
         if !std::mem::take(&mut request.record.is_counted) {
             zone.traffic.begin();
         }

@@ -1,4 +1,4 @@
-//! What a status becomes: an `error_page`, a redirect, or a page of our own.
+//! Response to an error status: an `error_page`, a redirect, or a built-in page.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#error_page>)
 
 use gale_protocol::http1::response::reason;
@@ -29,8 +29,8 @@ pub fn respond(request: &mut Request, status: u16) -> Flow {
     Flow::Answer(plain(request, status))
 }
 
-/// After these the framing of the next request cannot be relied on, or the
-/// server is in trouble: nginx closes, too.
+/// True for statuses after which nginx closes the connection: the framing of the next request is unreliable, or the
+/// server is in trouble.
 fn closes_connection(status: u16) -> bool {
     matches!(status, 400 | 408 | 413 | 414 | 494..=497 | 500 | 501)
 }
@@ -62,7 +62,7 @@ fn go_to(request: &mut Request, page: &ErrorPage) -> Flow {
     }
 }
 
-/// The built-in answer: a short page that says the status.
+/// Returns the built-in response: a short page that names the status.
 pub fn plain(request: &mut Request, status: u16) -> Body {
     let core = &request.scope().core;
     if matches!(status, 301 | 302) && *core.msie_refresh.get() && request.browser().is_msie() {
@@ -98,7 +98,7 @@ fn refresh(request: &mut Request) -> Body {
     Body::Bytes(page.into())
 }
 
-/// nginx's own codes are 400 to the client.
+/// Maps nginx's own codes to 400, which the client sees.
 fn shown_status(status: u16) -> u16 {
     match status {
         494..=497 => 400,
@@ -106,12 +106,12 @@ fn shown_status(status: u16) -> u16 {
     }
 }
 
-/// The statuses that nginx has a page for; others have no body.
+/// True for statuses that nginx has a page for. Other responses have no body.
 fn has_page(status: u16) -> bool {
     matches!(status, 301..=303 | 307 | 308 | 400..=416 | 421 | 429 | 494..=497 | 500..=505 | 507)
 }
 
-/// What a page calls its status. The status line of two of them says something else.
+/// Returns the title of a page. For two statuses it differs from the status line.
 fn page_reason(status: u16) -> &'static str {
     match status {
         302 => "Found",

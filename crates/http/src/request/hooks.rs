@@ -5,17 +5,17 @@ use crate::request::{PassedTo, Request};
 impl Request {
     /// Calls `count` when the request is over, however it ends.
     pub fn call_at_end(&mut self, count: fn(&Request)) {
-        self.at_end = Some(count);
+        self.record.at_end = Some(count);
     }
 
     /// Calls `forget` if the response turns out to be wrong ([`Request::refuse_response`]).
     pub fn call_when_refused(&mut self, forget: fn(&Request)) {
-        self.when_refused = Some(forget);
+        self.outcome.when_refused = Some(forget);
     }
 
     /// Sets the server that messages show.
     pub fn show_passed_to(&mut self, passed_to: PassedTo) {
-        self.passed_to = Some(passed_to);
+        self.outcome.passed_to = Some(passed_to);
     }
 
     /// Bytes of bodies of subrequests that have been counted by themselves ([`Request::count_part`]).

@@ -1,8 +1,7 @@
-//! A request on its way through the phases, with the response that it will get. A subrequest is one, too.
+//! A request on its way through the phases, with its response. A subrequest is a request, too.
 //!
-//! The structure knows no module: a module's own state is in the notes. One
-//! lives for one exchange and goes back to its worker's store of spare ones, so
-//! that the next request finds its memory ready.
+//! The structure knows no module: state of modules is in the notes. It lives for one exchange and then returns to the
+//! spare ones of its worker, so that the next request finds memory allocated. Its fields stand in [`parts`].
 
 pub(crate) mod advance;
 pub(crate) mod begin;
@@ -74,31 +73,31 @@ use crate::request::subrequest::{RepeatsMain, Target};
 use crate::request::variables::template::any_is_true;
 use crate::request::worker::{Configured, HttpWorker};
 
-/// How often a request may start again: nginx's bound on internal redirects.
+/// Maximum of internal redirects, as in nginx.
 pub const REDIRECTS_MAX: u8 = 10;
 
-/// A client behind a server that is trusted to say who it is.
+/// Client behind a trusted proxy, which told its address.
 struct Client {
     address: SocketAddress,
     text: Box<str>,
 }
 
-/// Another server that a request is passed to, as messages show it.
+/// Server that a request is passed to, for messages.
 pub struct PassedTo {
     /// `http://`
     pub scheme: &'static str,
     /// Its address, or the name of its group.
     pub peer: Arc<PeerName>,
-    /// What is asked of it.
+    /// Path and arguments that it is asked for.
     pub uri: Bytes,
 }
 
 /// A request and the head of its response.
 #[derive(Default)]
 pub struct Request {
-    /// The server that answers.
+    /// Server block that answers.
     pub server: ServerId,
-    /// The settings in force: the server's until the location is found.
+    /// Scope of the settings in force: the server's until the location is found.
     pub scope: ScopeId,
 
     /// The head as it came; `parsed` refers to it by offsets. Subrequests share both.
@@ -127,7 +126,7 @@ pub struct Request {
     pub outcome: Outcome,
     /// Facts for the log.
     pub(crate) record: Record,
-    /// What few requests have.
+    /// Rare fields.
     pub(crate) extras: Extras,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     pub(crate) shared: Rc<Shared>,
@@ -137,28 +136,28 @@ pub struct Request {
     pub(crate) evaluation: Evaluation,
 }
 
-/// What a request shares with its subrequests.
+/// Values that a request shares with its subrequests.
 #[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) values: Values,
     notes: RefCell<SharedNotes>,
-    /// The holds of subrequests, until the client's request is over.
+    /// Values held for subrequests until the client's request is over.
     held: RefCell<Notes>,
     id: Cell<Option<[u8; 16]>>,
-    /// Who the client is, where that is not the other end of the connection.
+    /// The client, if it is not the other end of the connection.
     client: OnceCell<Client>,
-    /// How many subrequests are under way.
+    /// Number of subrequests in flight.
     pub(crate) subrequests: Cell<u32>,
     /// Bytes of bodies of subrequests that count as uses of a cache by themselves.
     pub(crate) counted_bytes: Cell<u64>,
-    /// What was waited for, where `slow_request_log` wants to know it.
+    /// Waits, if `slow_request_log` is in force.
     waits: OnceCell<Box<slow::Waits>>,
 }
 
 impl Request {
-    /// Forgets the exchange that has ended, keeping the memory.
+    /// Resets it after its exchange and keeps the memory.
     pub(crate) fn reset(&mut self) {
-        // `parsed` is offsets only, and cleared by the parser; what subrequests still hold is theirs.
+        // `parsed` has offsets only, and the parser clears it. Subrequests keep what they still hold.
         match (Rc::get_mut(&mut self.head), Rc::get_mut(&mut self.parsed), Rc::get_mut(&mut self.shared)) {
             (Some(head), Some(_), Some(shared)) => {
                 head.clear();
@@ -190,23 +189,23 @@ impl Request {
         self.evaluation.clear();
     }
 
-    /// How much memory it keeps when it has ended, in bytes, of what its client can make large.
+    /// Memory in bytes that it keeps when it has ended, of the parts that a client can make large.
     pub(crate) fn memory_bytes(&self) -> usize {
         let fields = self.parsed.headers.capacity() * size_of::<HeaderField>() + self.response.memory_bytes();
         self.uri.capacity() + self.args.capacity() + fields
     }
 
-    /// The head that is being read, which nobody else holds yet.
+    /// Sets the head while it is read, before anything shares it.
     pub(crate) fn set_head(&mut self, head: Buffer) {
         *Rc::get_mut(&mut self.head).expect("no subrequest before the head") = head;
     }
 
-    /// Where things stand in the head that is being read.
+    /// Positions in the head while it is read.
     pub(crate) fn parsed_mut(&mut self) -> &mut RequestHead {
         Rc::get_mut(&mut self.parsed).expect("no subrequest before the head")
     }
 
-    /// A subrequest of this one before its first phase: the same client, head, variables and configuration, another
+    /// Makes a subrequest before its first phase, with the same client, head, variables and configuration and another
     /// URI. (<https://nginx.org/en/docs/dev/development_guide.html#http_subrequests>)
     pub(crate) fn subrequest(&self, target: Target, exchange: Rc<dyn Exchange>) -> Box<Request> {
         let mut request = self.worker().take_request();
@@ -232,7 +231,7 @@ impl Request {
         request
     }
 
-    /// Gives back memory that it has and does not need: from now on it only waits for its end, which may take days.
+    /// Frees memory that is not needed until the end, which may be days away.
     fn shrink(&mut self) {
         if let Some(head) = Rc::get_mut(&mut self.head) {
             head.shrink();
@@ -243,17 +242,17 @@ impl Request {
         self.response.fields.shrink();
         self.notes.shrink();
         if let Some(passed_to) = &mut self.outcome.passed_to {
-            // It may be a part of all that was sent to the server.
+            // It may be a slice of everything that was sent to the server.
             passed_to.uri = Bytes::copy_from_slice(&passed_to.uri);
         }
     }
 
-    /// Forgets what came of it, but for its status, what modules wrote down and when it began.
+    /// Forgets its response but for the status, and keeps the notes of modules and the time of its beginning.
     pub(crate) fn begin_anew(&mut self) {
         let status = self.response.status;
         self.response.clear();
         self.response.status = status;
-        // Nobody reads what the client has not sent by now.
+        // The rest of the body is not read any more.
         self.body.get_or_insert_default();
         self.extras.trailers.get_mut().clear();
         self.outcome = Outcome::default();
@@ -261,12 +260,12 @@ impl Request {
         self.routing.redirects = 0;
     }
 
-    /// Whether it is the client's request, not a subrequest.
+    /// True for the client's request, false for a subrequest.
     pub fn is_main(&self) -> bool {
         self.routing.kind == Kind::Main
     }
 
-    /// The request is a copy of the client's request, or a copy of such a copy.
+    /// True for a copy of the client's request, or a copy of such a copy.
     pub fn repeats_main(&self) -> bool {
         self.notes.has::<RepeatsMain>()
     }
@@ -278,18 +277,18 @@ impl Request {
         }
     }
 
-    /// Whether subrequests would be nested too deep.
+    /// True if subrequests would be nested too deep.
     pub(crate) fn is_nested_too_deep(&self) -> bool {
         self.routing.kind.is_nested_too_deep()
     }
 
-    /// The note of this type that a request and its subrequests have in common: an empty one at first.
+    /// Returns the note of this type that a request and its subrequests share; an empty one at first.
     pub fn shared_note<T: Default + 'static>(&self) -> Rc<T> {
         self.shared.notes.borrow_mut().note()
     }
 
-    /// Calls `then` when the request is logged, behind the handlers of the log phase: for what few requests need, which
-    /// would be a handler that all of them run.
+    /// Calls `then` when the request is logged, after the handlers of the log phase. It is for things that few requests
+    /// need; a handler would run for all of them.
     pub fn when_logged(&mut self, then: fn(&mut Request)) {
         self.extras.when_logged.push(then);
     }
@@ -304,13 +303,12 @@ impl Request {
         }
     }
 
-    /// Drops what was to be held until the request is over: it is.
+    /// Drops the values that were held until the request is over.
     pub(super) fn let_go(&self) {
         self.shared.held.borrow_mut().clear();
     }
 
-    /// Begins an exchange: the configuration that it begins with is the one that
-    /// it ends with.
+    /// Begins an exchange. The configuration stays the same until the exchange ends.
     pub(crate) fn begin(&mut self, configuration: Rc<Configured>, exchange: Rc<dyn Exchange>, server: ServerId) {
         self.server = server;
         self.scope = configuration.http().server(server).scope;
@@ -318,7 +316,7 @@ impl Request {
         self.exchange = Some(exchange);
     }
 
-    /// The worker that it belongs to.
+    /// The worker.
     pub fn worker(&self) -> &Rc<HttpWorker> {
         self.worker.as_ref().expect("a request in use has its worker")
     }
@@ -333,12 +331,12 @@ impl Request {
         self.configuration().http()
     }
 
-    /// The connection that it came on.
+    /// The connection.
     pub fn connection(&self) -> &ConnectionInfo {
         self.exchange.as_ref().expect("a request in use has its exchange").connection()
     }
 
-    /// The client's address: that of the connection, unless somebody knows better.
+    /// The client's address: the one that a trusted proxy told, or that of the connection.
     pub fn remote(&self) -> &SocketAddress {
         self.shared.client.get().map_or(&self.connection().remote, |client| &client.address)
     }
@@ -348,13 +346,12 @@ impl Request {
         self.shared.client.get().map_or_else(|| self.connection().remote_text(), |client| &client.text)
     }
 
-    /// From now on, and in its log lines, the client's request and all of its subrequests come from this address. It is
-    /// found out once: another one later changes nothing.
+    /// Sets the address of the client for the request, its subrequests and its log lines. Only the first call counts.
     pub fn set_remote(&self, address: SocketAddress) {
         self.shared.client.get_or_init(|| Client { text: address_text(&address), address });
     }
 
-    /// Whether somebody knows better than the connection where it comes from.
+    /// True if a trusted proxy told the client's address.
     pub fn is_remote_set(&self) -> bool {
         self.shared.client.get().is_some()
     }
@@ -364,12 +361,12 @@ impl Request {
         self.http().scope(self.scope)
     }
 
-    /// The server that answers.
+    /// The server block that answers.
     pub fn server(&self) -> &Server {
         self.http().server(self.server)
     }
 
-    /// The method that counts: GET when an error page is being made.
+    /// The method that counts: GET while an error page is made.
     pub fn method(&self) -> Method {
         match self.routing.method {
             CountedMethod::Sent => self.parsed.method,
@@ -377,13 +374,13 @@ impl Request {
         }
     }
 
-    /// Whether it counts as a GET whatever its method was.
+    /// True if it counts as a GET whatever its method is.
     pub fn counts_as_get(&self) -> bool {
         self.routing.method != CountedMethod::Sent
     }
 
-    /// Whether it has started again: with another URI, in a named location, or for a page of an error. The rewriting of
-    /// a server's own rules is none of these.
+    /// True after an internal redirect: to another URI, a named location, or an error page. The rewrites of a server or
+    /// location are none.
     pub fn is_redirected(&self) -> bool {
         self.routing.redirects > 0
     }
@@ -403,7 +400,7 @@ impl Request {
         self.routing.fit != UriFit::Stays
     }
 
-    /// Leads the client to this URI with a slash behind it. Returns the status that says so.
+    /// Redirects the client to this URI with a slash at the end. Returns the status.
     pub fn redirect_to_slash(&mut self) -> u16 {
         let mut location = Vec::with_capacity(self.uri.len() + 1);
         escape(Class::Uri, &self.uri, &mut location);
@@ -416,7 +413,7 @@ impl Request {
         301
     }
 
-    /// The protocol that the client asks to change to, on this connection (RFC 9110 §7.8).
+    /// The protocol that the client asks to change to on this connection (RFC 9110 §7.8).
     pub fn asked_upgrade(&self) -> Option<&[u8]> {
         let token = self.header(KnownHeader::Upgrade)?;
         let names_it = |name: &&[u8]| name.eq_ignore_ascii_case(b"upgrade");
@@ -424,7 +421,7 @@ impl Request {
             .then_some(token)
     }
 
-    /// Whether its connection, or its stream (RFC 8441), may change to another protocol.
+    /// True if its connection, or its stream (RFC 8441), may change to another protocol.
     pub fn may_upgrade(&self) -> bool {
         match self.version() {
             Version::Http2 | Version::Http3 => self.parsed.connect_protocol.is_some(),
@@ -432,9 +429,8 @@ impl Request {
         }
     }
 
-    /// The names that its `Connection` fields list: fields for this connection alone (RFC 9110 §7.6.1). Without
-    /// `keep-alive` where a field lists nothing else, as clients usually write it: `Keep-Alive` is for this connection
-    /// alone whoever lists it.
+    /// The names in its `Connection` fields: fields for this connection alone (RFC 9110 §7.6.1). A field that is just
+    /// `keep-alive`, as most clients write it, is left out: `Keep-Alive` never leaves this connection anyway.
     pub fn connection_fields(&self) -> SmallVec<[&[u8]; 4]> {
         let values = self.parsed.values(self.head.readable(), KnownHeader::Connection);
         let values = values.filter(|value| *value != b"keep-alive");
@@ -442,7 +438,7 @@ impl Request {
         names.map(<[u8]>::trim_ascii).filter(|name| !name.is_empty()).collect()
     }
 
-    /// The request's target as it was sent, without scheme and host if it had some.
+    /// The target as it was sent, without scheme and host.
     pub fn target_in_origin_form(&self) -> &[u8] {
         let target = self.target();
         if target.starts_with(b"/") || target == b"*" {
@@ -462,17 +458,17 @@ impl Request {
         if self.routing.method == CountedMethod::ShownGet { b"GET" } else { self.method_name() }
     }
 
-    /// Whether only the head of the answer is wanted.
+    /// True if only the head of the response is wanted.
     pub fn is_head(&self) -> bool {
         self.method() == Method::Head
     }
 
-    /// From now on the request counts as a GET.
+    /// Makes the request count as a GET.
     pub fn become_get(&mut self) {
         self.routing.method = self.routing.method.become_get(self.is_main());
     }
 
-    /// It is answered as a GET is, without having been one: there is no method in what came.
+    /// Makes the response that of a GET, although the client has sent no method.
     pub(crate) fn answer_as_get(&mut self) {
         self.routing.method = self.routing.method.become_get(false);
     }
@@ -482,7 +478,7 @@ impl Request {
         self.parsed.target_range.of_lenient(self.head.readable())
     }
 
-    /// How long the head says the body is; `None` for a chunked one.
+    /// Length of the body by the head; `None` for a chunked body.
     pub fn declared_body_length(&self) -> Option<u64> {
         match self.parsed.framing {
             Framing::None => Some(0),
@@ -491,7 +487,7 @@ impl Request {
         }
     }
 
-    /// What the location says about reading the body.
+    /// Limits of the location for reading the body.
     pub fn body_limits(&self) -> BodyLimits {
         let core = &self.scope().core;
         BodyLimits {
@@ -501,7 +497,7 @@ impl Request {
         }
     }
 
-    /// Whether something of the body was read and is with nobody any more: it was passed on as it came.
+    /// True if some of the body was read and passed on, so that it cannot be read again.
     pub fn body_is_gone(&self) -> bool {
         self.is_main() && self.body.is_none() && self.exchange().received() > 0
     }
@@ -522,14 +518,15 @@ impl Request {
         self.parsed.headers.iter().map(move |field| (field, field.name.of_lenient(head), field.value.of_lenient(head)))
     }
 
-    /// From now on the head has this field in place of those that the client has sent by this name, for every module
-    /// and for servers that the request is passed to. An empty value leaves none.
+    /// Sets a field of the head in place of those that the client has sent by this name, for every module and for
+    /// servers
+    /// that the request is passed to. An empty value removes them.
     ///
     /// # Errors
-    /// There is no memory within the worker's bound; nothing has changed then.
+    /// There is no memory within the worker's bound. Nothing has changed then.
     pub fn set_field(&mut self, name: &[u8], value: &[u8]) -> io::Result<()> {
         if Rc::get_mut(&mut self.head).is_none() {
-            // Subrequests under way keep what they began with.
+            // Subrequests in flight keep the head that they began with.
             let mut copy = Buffer::new();
             copy.append(self.head.readable())?;
             self.head = Rc::new(copy);
@@ -554,7 +551,7 @@ impl Request {
         self.parsed.value(self.head.readable(), known)
     }
 
-    /// Whether the answer has to be an error because variables have become too costly: said once.
+    /// Returns true once if variables have become too costly: the response has to be an error.
     pub(crate) fn take_too_costly(&self) -> bool {
         self.evaluation.take_too_costly()
     }
@@ -573,25 +570,24 @@ impl Request {
         self.routing.fit.stay();
     }
 
-    /// Whether the path came with encoded characters or plus signs: what is taken from it must be encoded again where
-    /// it goes into arguments.
+    /// True if the path came with encoded characters or plus signs. Text from it must be encoded again in arguments.
     pub fn came_encoded(&self) -> bool {
         let target = self.target();
         let path = target.split(|&byte| byte == b'?').next().unwrap_or_default();
         path.iter().any(|byte| matches!(byte, b'%' | b'+'))
     }
 
-    /// The way to the client: for modules that read the body or send by themselves.
+    /// The exchange, for modules that read the body or send by themselves.
     pub fn exchange(&self) -> &dyn Exchange {
         &**self.exchange.as_ref().expect("a request in use has its exchange")
     }
 
-    /// The exchange, for what goes on beside the request and ends before it does.
+    /// The exchange, for work beside the request that ends before it.
     pub(crate) fn exchange_handle(&self) -> Rc<dyn Exchange> {
         Rc::clone(self.exchange.as_ref().expect("a request in use has its exchange"))
     }
 
-    /// Sends `103 Early Hints` before the answer, where `early_hints` wants them and there is something to tell.
+    /// Sends `103 Early Hints` before the response if `early_hints` is on and there are fields.
     /// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#early_hints>)
     pub fn send_early_hints(&self, fields: &[(Bytes, Bytes)]) {
         if !fields.is_empty() && any_is_true(self.scope().core.early_hints.get(), self) {
@@ -599,13 +595,13 @@ impl Request {
         }
     }
 
-    /// How much of the response has been sent.
+    /// Amount of the response that was sent.
     pub fn sent(&self) -> Sent {
         self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
     }
 
-    /// How much came from the client, in bytes: the head (in HTTP/2 its block of fields), and the body once all of it
-    /// has come. The bytes of a chunked body, and those of one that broke off, are not counted.
+    /// Bytes that came from the client: the head (in HTTP/2 its block of fields), and the body once all of it has come.
+    /// Bytes of a chunked or an incomplete body are not counted.
     pub fn received(&self) -> u64 {
         let line = self.parsed.line;
         if line.is_empty() {
@@ -616,7 +612,7 @@ impl Request {
         exchange.head_bytes().unwrap_or_else(text) + exchange.received()
     }
 
-    /// [`Request::received`] and [`Request::sent`], at the price of one.
+    /// [`Request::received`] and [`Request::sent`] in one call, which is cheaper.
     pub(crate) fn transferred(&self) -> Transferred {
         let Some(exchange) = &self.exchange else { return Transferred::default() };
         let line = self.parsed.line;
@@ -626,66 +622,65 @@ impl Request {
         exchange.transferred((self.head.len() - self.added_to_head - line.start()) as u64)
     }
 
-    /// Adds a field behind the response's body. Values of those before it may be asked for by those that follow.
+    /// Adds a field behind the response's body. Later fields may ask for the values of earlier ones.
     pub fn add_trailer(&self, name: &[u8], value: Vec<u8>) {
         self.extras.trailers.borrow_mut().push((Bytes::copy_from_slice(name), value.into()));
     }
 
-    /// The fields behind the response's body, when it has ended.
+    /// The fields behind the response's body, once it has ended.
     pub fn trailers(&self) -> Ref<'_, Vec<(Bytes, Bytes)>> {
         self.extras.trailers.borrow()
     }
 
-    /// How many bytes of the response may go out in a second; zero for no limit. What was set is not asked for again.
+    /// Maximum of bytes of the response in a second; zero for no limit. It is evaluated once.
     pub fn limit_rate(&self) -> u64 {
         let rate = self.record.limit_rate.get().unwrap_or_else(|| self.scope().core.limit_rate.get().evaluate(self));
         self.record.limit_rate.set(Some(rate));
         rate
     }
 
-    /// The rate that was set, or asked for: `$limit_rate`.
+    /// The rate that was set or evaluated: `$limit_rate`.
     pub fn known_limit_rate(&self) -> u64 {
         self.record.limit_rate.get().unwrap_or(0)
     }
 
-    /// From now on the rate is this, whatever the location says.
+    /// Sets the rate, whatever the location says.
     pub fn set_limit_rate(&self, per_second: u64) {
         self.record.limit_rate.set(Some(per_second));
     }
 
-    /// A number that no other request has and that is hard to guess: `$request_id`.
+    /// A unique number that is hard to guess: `$request_id`.
     pub fn id(&self) -> [u8; 16] {
         let id = self.shared.id.get().unwrap_or_else(unique_id);
         self.shared.id.set(Some(id));
         id
     }
 
-    /// The browser that it comes from.
+    /// The client's browser.
     pub fn browser(&self) -> Browser {
         self.header(KnownHeader::UserAgent).map_or(Browser::Other, Browser::of)
     }
 
-    /// What comes on the connection behind this request cannot be relied on, or the server is in trouble: nothing more
-    /// is to be read from it. A version whose requests are independent of each other may carry on.
+    /// Ends the connection after the response, since the following bytes are unreliable or the server is in trouble.
+    /// A version whose requests are independent of each other may carry on.
     pub fn close_after_response(&self) {
         self.record.closes_connection.set(true);
     }
 
-    /// Whether [`Request::close_after_response`] was called.
+    /// True after [`Request::close_after_response`].
     pub(crate) fn closes_connection(&self) -> bool {
         self.record.closes_connection.get()
     }
 
-    /// The resolver that is in force for this request, and how long it may take; none when no name servers are
-    /// configured.
+    /// The resolver in force and its timeout; `None` if no name servers are configured.
     pub fn resolver(&self) -> Option<(Rc<Resolver>, Duration)> {
         let core = &self.scope().core;
         let settings = core.resolver.get_opt()?;
         Some((self.worker().common.resolver(settings), *core.resolver_timeout.get()))
     }
 
-    /// Writes a line to the error log that is in force for this request, if it
-    /// takes the level. What is worth a line is rare: the compiler keeps what leads here out of the usual way.
+    /// Writes a line to the error log in force if that takes the level. Lines are rare, so the compiler keeps the calls
+    /// out of the usual path.
     #[cold]
     #[inline(never)]
     pub fn log(&self, level: Level, message: fmt::Arguments<'_>) {
@@ -698,7 +693,7 @@ impl Request {
 }
 
 impl Shared {
-    /// Whether it is as a new one. Otherwise memory is kept for no more than there is.
+    /// True if it is like a new one. Otherwise it frees unused memory.
     fn is_at_rest(&mut self) -> bool {
         let Shared { values, notes, held, id, client, subrequests, counted_bytes, waits } = self;
         let has_values = !values.shrink();
@@ -721,8 +716,8 @@ impl Shared {
     }
 }
 
-/// A counter behind a keyed hash (SipHash): as good as random, without a system
-/// call, and none can be told from those before it.
+/// Returns a counter behind a keyed hash (SipHash): as good as random, without a system call, and unrelated to earlier
+/// values.
 fn unique_id() -> [u8; 16] {
     thread_local! {
         static KEY: RandomState = RandomState::new();
@@ -737,7 +732,7 @@ fn unique_id() -> [u8; 16] {
     id
 }
 
-/// What nginx adds to every message about a request.
+/// Fields that nginx adds to every message about a request.
 struct Context<'r>(&'r Request);
 
 impl Describe for Context<'_> {
@@ -752,7 +747,7 @@ impl Describe for Context<'_> {
             fields.text(", subrequest: \"", "subrequest", &BStr::new(&request.uri), "\"")?;
         }
         if let Some(PassedTo { scheme, peer, uri }) = &request.outcome.passed_to {
-            // A path of a socket ends with a colon.
+            // The path of a socket ends with a colon.
             let separator = if peer.starts_with("unix:") { ":" } else { "" };
             let upstream = format_args!("{scheme}{peer}{separator}{}", BStr::new(uri));
             fields.text(", upstream: \"", "upstream", &upstream, "\"")?;

@@ -1,5 +1,5 @@
-//! What a decision leads to: an answer, another way through the phases, or the end of the connection. Only here do
-//! decisions have effects.
+//! Effects of a decision: a response, another way through the phases, or the end of the connection. Decisions have
+//! effects in this file only.
 
 use gale_protocol::response::ResponseField;
 use std::rc::Rc;
@@ -23,14 +23,14 @@ pub(super) fn perform(request: &mut Request, flow: Flow) -> Option<Step> {
     }
 }
 
-/// A module of the access phase refuses the client: for good, unless one of the others may be enough.
+/// Refuses the client for a module of the access phase: for good, unless `satisfy any` lets another one decide.
 /// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#satisfy>)
 fn refuse(request: &mut Request, status: u16) -> Option<Step> {
     let is_any = *request.scope().core.satisfy.get() == Satisfy::Any;
     if !is_any || !matches!(status, 401 | 403 | 407) {
         return deny_with(request, status);
     }
-    // Who could come in with a password is told so.
+    // A client that could come in with a password is told so.
     if !matches!(request.outcome.refusal, Some(401 | 407)) {
         request.outcome.refusal = Some(status);
     }
@@ -47,7 +47,7 @@ fn allow(request: &mut Request) {
     }
 }
 
-/// Nobody was satisfied.
+/// Ends the access phase with a refusal.
 pub(super) fn deny(request: &mut Request, status: u16) -> Option<Step> {
     if status == 403 {
         request.log(Level::Error, format_args!("access forbidden by rule"));
@@ -65,9 +65,9 @@ fn deny_with(request: &mut Request, status: u16) -> Option<Step> {
     conclude(request, Flow::Respond(status))
 }
 
-/// Acts on a decision that nobody objects to. `None`: the request goes on through the phases.
+/// Acts on a decision. `None` means that the request goes on through the phases.
 pub(super) fn conclude(request: &mut Request, mut flow: Flow) -> Option<Step> {
-    // What leads round again spends a redirect, or is the last answer that is tried.
+    // A way that leads back spends a redirect, or is the last response that is tried.
     loop {
         let body = match flow {
             Flow::Next => return None,
@@ -123,7 +123,7 @@ pub(super) fn conclude(request: &mut Request, mut flow: Flow) -> Option<Step> {
         };
         flow = match filter(request, body) {
             Filtering::Done(body) => return Some(Step::Answer(body)),
-            // Bounded as redirects are; what comes out then is not filtered again.
+            // Bounded as redirects are. The last response is not filtered again.
             Filtering::Refused(status) if !spend_redirect(request) => {
                 return Some(Step::Answer(error_page::plain(request, status)));
             }
@@ -134,17 +134,17 @@ pub(super) fn conclude(request: &mut Request, mut flow: Flow) -> Option<Step> {
     }
 }
 
-/// What the filters made of an answer.
+/// Result of the filters.
 enum Filtering {
     Done(Body),
-    /// One of them refuses it with this status.
+    /// A filter refuses the response with this status.
     Refused(u16),
-    /// Variables have taken too much of the request, which is found out once: before the filters, or by them.
+    /// Variables have become too costly, before the filters or in them. This is reported once.
     TooCostlyBefore,
     TooCostly,
 }
 
-/// The request has an answer: the filters change it.
+/// Applies the filters to a response.
 fn filter(request: &mut Request, mut body: Body) -> Filtering {
     if request.take_too_costly() {
         request.response.clear();
@@ -171,7 +171,7 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
         if let Filtered::Respond(status) = bound.filter.apply(request, scope.conf(bound.module), &mut body) {
             request.outcome.tunnel = None;
             if status >= 500 {
-                // The response itself is wrong; a 412 or a 416 is about the client's conditions.
+                // The response itself is wrong. A 412 or a 416 is about the client's conditions.
                 request.refuse_response();
             }
             return Filtering::Refused(status);
@@ -185,8 +185,7 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
     Filtering::Done(body)
 }
 
-/// Whether a client that has asked for a tunnel over HTTP/2 would take the answer for one: any success looks like it
-/// (RFC 8441, section 4).
+/// True if a client that has asked for a tunnel over HTTP/2 would take this success for one (RFC 8441, section 4).
 fn looks_like_tunnel(request: &Request) -> bool {
     request.parsed.connect_protocol.is_some()
         && (200..300).contains(&request.response.status)
@@ -194,7 +193,7 @@ fn looks_like_tunnel(request: &Request) -> bool {
         && request.is_main()
 }
 
-/// The answer of a request that went in circles.
+/// Response of a request that is redirected in a cycle.
 fn fail_plainly(request: &mut Request) -> Body {
     request.outcome.status_override = None;
     request.close_after_response();
@@ -213,13 +212,13 @@ pub(super) fn spend_redirect(request: &mut Request) -> bool {
 /// The request has made all redirects that it may make.
 struct InCircles;
 
-/// Why a request cannot go on in a named location.
+/// Reason why a request cannot go on in a named location.
 enum Refused {
     InCircles,
     Status(u16),
 }
 
-/// nginx's internal redirect: the request starts again at the server's rewrites.
+/// Redirects internally: the request starts again at the server's rewrites.
 fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Result<(), InCircles> {
     if !spend_redirect(request) {
         request.log(
@@ -297,7 +296,7 @@ mod tests {
         }
     }
 
-    /// The answer of a server that has nothing, with this filter.
+    /// The response of a server that has nothing, with this filter.
     fn answer_with(filter: &'static dyn Filter) -> (Step, u16, Option<Vec<u8>>) {
         EventLoop::new(LoopOptions::default()).unwrap().run(async {
             let scope = mock::scope(mock::settings());

@@ -1,6 +1,6 @@
-//! Requests of our own: what a service has that asks other servers, and whose settings may have variables.
+//! Requests of a service that asks other servers and whose settings may have variables.
 //!
-//! No client has sent one, so that most variables are empty. It passes through no phase.
+//! They have no client, so that most variables are empty, and pass through no phase.
 
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::request::routing::UriOrigin;
 use crate::request::subrequest::no_client;
 use crate::request::worker::{Configured, HttpWorker};
 
-/// Makes requests for one service. See the file's head.
+/// Makes requests for one service.
 pub struct OwnRequests {
     worker: Rc<HttpWorker>,
     server: ServerId,
@@ -33,7 +33,7 @@ impl OwnRequests {
         OwnRequests { worker, server, scope }
     }
 
-    /// A request.
+    /// Makes a request.
     pub fn begin(&self) -> OwnRequest {
         let mut request = self.worker.take_request();
         request.begin(self.worker.configuration(), no_client(), self.server);
@@ -45,7 +45,7 @@ impl OwnRequests {
     }
 }
 
-/// A request of our own. It goes back to its worker in the end.
+/// Request of a service. Its worker takes it back in the end.
 pub struct OwnRequest(Option<Box<Request>>);
 
 impl Deref for OwnRequest {
@@ -65,7 +65,7 @@ impl DerefMut for OwnRequest {
 impl Drop for OwnRequest {
     fn drop(&mut self) {
         let Some(request) = self.0.take() else { return };
-        // After a panic nothing in the request is relied on.
+        // The state of the request is unknown after a panic.
         if !std::thread::panicking() {
             let worker = Rc::clone(request.worker());
             worker.give_back(request);

@@ -1,10 +1,9 @@
-//! A request that only waits for its end, in as little memory as that takes: a tunnel may be open for days, and what it
-//! was asked by is wanted when it is logged and not before.
+//! A request that only waits for its end, in little memory: a tunnel may be open for days, and its request is needed
+//! for the log line alone.
 //!
-//! Nothing is left out, since the log line may name any variable and a handler of the log phase may look at anything.
-//! All that is text or a number is in one piece of memory, with every length as short as it can be. The rest is what
-//! the request owns, and only where there is something. The structure itself goes back to its worker in the meantime,
-//! and one of the worker's is filled for the end.
+//! The log line may name any variable, and a handler of the log phase may read any field, so that nothing but the
+//! outcome is left out. The heads of request and response are packed into one allocation with short lengths; the other
+//! parts move as they are. The structure returns to its worker meanwhile, and another one is filled for the end.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,8 +26,8 @@ use crate::request::response::{Reason, ResponseHead};
 use crate::request::worker::{Configured, HttpWorker};
 use crate::request::{PassedTo, Request, Shared};
 
-/// A request with a longer head stays as it is, in bytes: its head is charged to the worker's account of buffers, which
-/// bounds what clients can have the worker keep, and a packed one is not.
+/// Longer heads are not packed, in bytes: the worker's account of buffers bounds the heads that clients make it keep,
+/// and it does not cover packed ones.
 const HEAD_BYTES_MAX: usize = 4 * 1024;
 
 /// See the file's head.
@@ -47,7 +46,7 @@ pub(crate) struct PackedRequest {
     outline: Outline,
 }
 
-/// Few requests have any of these by then.
+/// Fields that few requests use by then.
 #[derive(Default)]
 struct Rare {
     body: Option<StoredBody>,
@@ -55,7 +54,7 @@ struct Rare {
     evaluation: Evaluation,
 }
 
-/// What is enumerated of a request's head.
+/// Enumerations of a request's head.
 struct Outline {
     method: Method,
     form: uri::Form,
@@ -63,7 +62,7 @@ struct Outline {
 }
 
 impl Request {
-    /// Packs it. One that cannot be packed comes back, and keeps no memory that it does not need.
+    /// Packs the request. One that cannot be packed is returned, with its unused memory freed.
     pub(crate) fn pack(mut self: Box<Self>) -> Result<Box<PackedRequest>, Box<Self>> {
         if !self.is_main() || self.head.len() > HEAD_BYTES_MAX {
             self.shrink();
@@ -122,7 +121,7 @@ impl PackedRequest {
         let mut request = worker.take_request();
         let unpacker = &mut Unpacker::new(&self.values);
         let mut text = Buffer::new();
-        // Shorter than what is bounded, and soon gone again.
+        // Shorter than the bound of buffers, and freed soon.
         text.append_past_limit(unpacker.text());
         request.set_head(text);
         unpack_head(request.parsed_mut(), self.outline, unpacker);
@@ -153,7 +152,7 @@ impl PackedRequest {
 }
 
 fn pack_head(head: &RequestHead, packer: &mut Packer<'_>) -> Outline {
-    // What is not here is where the known fields stand, which follows from the fields.
+    // Positions of known fields are left out, since they follow from the fields.
     let uri::Target { form, plain, scheme, host, path, query } = head.target;
     pack_range(head.method_range, packer);
     pack_range(head.target_range, packer);

@@ -5,7 +5,7 @@
 //!   Routing   way through the phases, location and origin of the URI
 //!   Outcome   decisions about the response, forgotten when the request begins anew
 //!   Record    facts that the log and the counters need at the end
-//!   Extras    what few requests have
+//!   Extras    fields that few requests use
 //! ```
 //!
 //! A part is reset to its default as a whole, so that a new field is written down here and nowhere else. A tunnel keeps
@@ -107,7 +107,7 @@ pub(crate) struct Record {
     pub limit_rate: Cell<Option<u64>>,
 }
 
-/// What few requests have.
+/// Fields that few requests use.
 #[derive(Default)]
 pub(crate) struct Extras {
     /// Called when the request is logged.

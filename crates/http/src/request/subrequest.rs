@@ -1,8 +1,8 @@
-//! Subrequests: what a request asks its own server for, to include it in its response, to decide by it, or to copy
-//! itself. (<https://nginx.org/en/docs/dev/development_guide.html#http_subrequests>)
+//! Subrequests: a request asks its own server, to include the response in its own, to decide by it, or to copy itself.
+//! (<https://nginx.org/en/docs/dev/development_guide.html#http_subrequests>)
 //!
 //! ```text
-//!   Subrequest::start   in line: a body item. Whoever wraps the body passes it on as it is, down to the filter
+//!   Subrequest::start   in line: a body item. Wrappers of the body pass it on as it is, down to the filter
 //!                       `postpone`, which puts its output into its place. Those that lie ahead run at the same time.
 //!   InMemorySubrequest  the body as one text, for a variable
 //!   ask                 for a phase: waits for the head, drops the body
@@ -10,11 +10,11 @@
 //! ```
 //!
 //! A subrequest is a [`Request`] that goes through the phases (but for the access phase) and the filters like any
-//! other. What differs is its end: nothing is sent, head and body are a value that its maker takes. It shares the head,
-//! the variables and the client of its parent, and has notes of its own.
+//! other. Its end differs: head and body are a value for its maker and are not sent. It shares the head, the variables
+//! and the client of its parent, and has notes of its own.
 //!
-//! Dropping one cancels it. Bounded: by how deep they are nested, by how many are under way for a client's request, and
-//! by how many a worker has in the background. A subrequest holds a bounded part of its body that nobody has asked for.
+//! Dropping one cancels it. Bounds: depth of nesting, number in flight for a client's request, number in the background
+//! of a worker, and the part of a body that is held ahead of its turn.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -46,28 +46,28 @@ use crate::request::phases::{LocalBoxFuture, Phase};
 use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
 
-/// How deep subrequests may be nested: nginx's bound.
+/// Maximum depth of nested subrequests, as in nginx.
 pub(crate) const NESTED_MAX: u8 = 50;
 
-/// How many may be under way for one request of a client: nginx's bound.
+/// Maximum number in flight for one request of a client, as in nginx.
 const UNDER_WAY_MAX: u32 = 65535 - 1000;
 
-/// While more than so many are under way for one request, none produces a body before its turn has come: pages that
-/// include each other would else unfold all at once.
+/// With more than this number in flight for one request, a body is produced only in its turn. Pages that include each
+/// other would otherwise unfold all at once.
 const AHEAD_MAX: u32 = 256;
 
-/// How many items of a body are taken before its turn.
+/// Maximum number of items of a body that are taken before its turn.
 const AHEAD_ITEMS_MAX: usize = 32;
 
-/// Of how many bytes in memory no more is taken before its turn.
+/// Bytes in memory after which no more is taken before its turn.
 const AHEAD_BYTES_MAX: u64 = 16 * 1024;
 
-/// What a subrequest asks for.
+/// URI, method and body of a subrequest.
 #[derive(Default)]
 pub struct Target {
     /// The normalised path.
     pub uri: Vec<u8>,
-    /// What follows the question mark.
+    /// Arguments behind the question mark.
     pub args: Vec<u8>,
     /// It has its parent's method; otherwise it is a GET.
     pub keeps_method: bool,
@@ -77,7 +77,7 @@ pub struct Target {
     pub fallback: Option<Fallback>,
 }
 
-/// What stands in for an answer.
+/// Replacement for a response.
 pub struct Fallback {
     /// Its media type.
     pub content_type: ShortText,
@@ -109,7 +109,7 @@ pub struct Subrequest {
 }
 
 enum State {
-    /// On its way through the phases.
+    /// In the phases.
     Deciding(LocalBoxFuture<'static, (Lent, Option<Body>)>),
     Answering(Box<Answering>),
     /// Its location closes the connection.
@@ -120,7 +120,7 @@ enum State {
 struct Answering {
     request: Lent,
     body: Body,
-    /// What was taken before its turn. An error is the last thing.
+    /// Items taken before its turn. An error is the last one.
     ahead: VecDeque<Result<BodyItem, BodyError>>,
     ahead_bytes: u64,
     has_ended: bool,
@@ -340,7 +340,7 @@ impl InMemorySubrequest {
     }
 }
 
-/// Its body, for whoever reads bodies.
+/// Its body, for readers of bodies.
 impl BodyStream for Subrequest {
     fn poll_next(&mut self, _parent: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         Subrequest::poll_next(self, context)
@@ -373,8 +373,8 @@ pub async fn ask(parent: &Request, target: Target) -> Result<Answer, u16> {
     }
 }
 
-/// Makes a subrequest of whose answer nobody wants to know: its body is dropped. It goes on when its parent has ended,
-/// and the connection is not kept waiting. `false`, and a line in the error log, when there are too many.
+/// Makes a subrequest whose response is dropped. It goes on when its parent has ended, and the connection does not wait
+/// for it. Returns `false`, with a line in the error log, when there are too many.
 pub fn run_in_background(parent: &Request, target: Target) -> bool {
     let exchange = Side::left_behind(parent);
     let Some(mut request) = Lent::new(parent, target, exchange) else { return false };
@@ -478,7 +478,7 @@ fn copy_note<N: Clone + 'static>(from: &Notes, into: &mut Notes) {
     }
 }
 
-/// A subrequest's request. It goes back to its worker however the subrequest ends.
+/// Request of a subrequest. Its worker takes it back however the subrequest ends.
 struct Lent {
     request: Option<Box<Request>>,
     /// It counts among those that are under way for its client's request.
@@ -530,7 +530,7 @@ impl Lent {
         }
     }
 
-    /// From now on it belongs to nobody's request: what was shared stays as it is.
+    /// Detaches it from the client's request. Shared values stay as they are.
     fn leave_family(&mut self) {
         self.is_counted = false;
         self.routing.kind = self.routing.kind.in_background();
@@ -568,7 +568,7 @@ impl DerefMut for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let Some(request) = self.request.take() else { return };
-        // After a panic nothing in the request is relied on.
+        // The state of the request is unknown after a panic.
         if std::thread::panicking() {
             return;
         }
@@ -582,16 +582,15 @@ impl Drop for Lent {
     }
 }
 
-/// What a subrequest has in place of a way to the client: it knows the client, but neither reads from it nor sends to
-/// it.
+/// Exchange of a subrequest: it knows the client, but neither reads from it nor sends to it.
 enum Side {
     /// Beside the client's exchange, which is there longer.
     Of(Rc<dyn Exchange>),
-    /// What was known of the client, which may have left.
+    /// Values known of the client, which may have left.
     LeftBehind { connection: Box<ConnectionInfo>, local_address: Option<SocketAddress>, scheme: Scheme, over: Over },
 }
 
-/// What came of a client's exchange that is over; nothing, where it may be under way.
+/// Counts of a client's exchange that is over; zero while it may go on.
 #[derive(Clone, Copy, Default)]
 struct Over {
     sent: Sent,
@@ -599,7 +598,7 @@ struct Over {
     is_complete: bool,
 }
 
-/// What a request of our own has in place of a way to a client.
+/// Exchange of a request without a client.
 pub(crate) fn no_client() -> Rc<dyn Exchange> {
     let nowhere = Rc::new(ListenAddress::Unix(PathBuf::new()));
     let connection = ConnectionInfo::new(0, SocketAddress::Unix(None), nowhere, gale_runtime::now());
