@@ -1,6 +1,7 @@
 //! Kind of a request: the client's own, a part of one, or one in the background.
 
-use crate::request::subrequest::NESTED_MAX;
+/// Maximum depth of nested subrequests, as in nginx.
+const NESTED_MAX: u8 = 50;
 
 /// See the file's head. The depth is the number of subrequests between the request and the client's, itself included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

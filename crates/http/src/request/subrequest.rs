@@ -46,9 +46,6 @@ use crate::request::phases::{LocalBoxFuture, Phase};
 use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
 
-/// Maximum depth of nested subrequests, as in nginx.
-pub(crate) const NESTED_MAX: u8 = 50;
-
 /// Maximum number in flight for one request of a client, as in nginx.
 const UNDER_WAY_MAX: u32 = 65535 - 1000;
 
