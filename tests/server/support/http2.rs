@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
+use gale_protocol::Range32;
 use gale_protocol::http2::frame::{self, FrameHeader};
 use gale_protocol::http2::hpack::Indexing;
-use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, Limits, RequestLine, StreamId};
+use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, FieldsWriter, Limits, RequestLine, StreamId};
 
 use super::{DEADLINE, Server};
 
@@ -85,20 +87,129 @@ impl Answer {
     }
 }
 
-/// A client's connection.
-pub struct Http2 {
-    carrier: Box<dyn Carrier>,
+/// A connection of either side: the codec above a carrier, with what both sides do alike.
+pub struct Wire<C> {
+    carrier: C,
     pub connection: Connection,
     fields: Fields,
     buffer: Vec<u8>,
+    /// Received data open the windows again.
+    pub releases: bool,
+    is_at_end: bool,
+}
+
+impl<C: Carrier> Wire<C> {
+    pub fn new(carrier: C, connection: Connection) -> Wire<C> {
+        Wire { carrier, connection, fields: Fields::new(), buffer: Vec::new(), releases: true, is_at_end: false }
+    }
+
+    pub fn carrier(&self) -> &C {
+        &self.carrier
+    }
+
+    /// Sends these bytes past the codec.
+    pub fn try_raw(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+        self.carrier.write_all(bytes.as_ref())?;
+        self.carrier.flush()
+    }
+
+    /// Sends the codec's pending output.
+    pub fn flush(&mut self) {
+        let mut out = Vec::new();
+        self.connection.poll_control(&mut out);
+        // A closed connection is noticed when reading.
+        let _ = self.try_raw(out);
+    }
+
+    /// Sends as much of a body as the windows allow. Returns the rest, if there is one.
+    #[track_caller]
+    pub fn send_allowed<'p>(&mut self, stream: StreamId, mut piece: &'p [u8], is_last: bool) -> Option<&'p [u8]> {
+        loop {
+            let mut out = Vec::new();
+            let sent = self.connection.write_data(stream, piece.len(), is_last, &mut out).expect("an open stream");
+            if sent.is_blocked() && !piece.is_empty() {
+                return Some(piece);
+            }
+            out.extend_from_slice(&piece[..sent.length]);
+            // As in `flush`.
+            let _ = self.try_raw(out);
+            piece = &piece[sent.length..];
+            if piece.is_empty() {
+                return None;
+            }
+        }
+    }
+
+    #[track_caller]
+    pub fn trailers(&mut self, stream: StreamId, fields: &[(&str, &str)]) {
+        let mut out = Vec::new();
+        let write = |writer: &mut FieldsWriter<'_>| write_fields(fields, writer);
+        self.connection.write_trailers(stream, &mut out, write).expect("an open stream");
+        // As in `flush`.
+        let _ = self.try_raw(out);
+    }
+
+    /// Resets a stream.
+    pub fn reset(&mut self, stream: StreamId, code: ErrorCode) {
+        self.connection.reset(stream, code);
+        self.flush();
+    }
+
+    /// Reads the next bytes and passes on their events, each with its input; false at the end.
+    #[track_caller]
+    pub fn read(&mut self, mut take: impl FnMut(&Fields, &Event, &[u8])) -> bool {
+        if self.is_at_end {
+            return false;
+        }
+        if !read_piece(&mut self.carrier, &mut self.buffer) {
+            self.is_at_end = true;
+            return false;
+        }
+        let buffer = std::mem::take(&mut self.buffer);
+        let mut at = 0;
+        loop {
+            let handled = self.connection.handle_input(&buffer[at..], &mut self.fields);
+            let handled = handled.unwrap_or_else(|fault| panic!("Gale broke a rule: {fault}"));
+            let Some(event) = handled.event else {
+                at += handled.consumed;
+                break;
+            };
+            take(&self.fields, &event, &buffer[at..]);
+            if let Event::Data { stream, piece, .. } = event
+                && self.releases
+            {
+                self.connection.release(stream, piece.len());
+            }
+            at += handled.consumed;
+        }
+        self.buffer = buffer[at..].to_vec();
+        self.flush();
+        true
+    }
+}
+
+/// A client's connection.
+pub struct Http2 {
+    wire: Wire<Box<dyn Carrier>>,
     pub answers: BTreeMap<StreamId, Answer>,
     /// Streams in the order in which pieces of bodies arrived.
     pub order: Vec<StreamId>,
     /// Every GOAWAY received.
     pub goaways: Vec<(StreamId, ErrorCode)>,
-    /// Received data open the windows again.
-    pub releases: bool,
-    is_at_end: bool,
+}
+
+impl Deref for Http2 {
+    type Target = Wire<Box<dyn Carrier>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.wire
+    }
+}
+
+impl DerefMut for Http2 {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.wire
+    }
 }
 
 impl Http2 {
@@ -109,17 +220,9 @@ impl Http2 {
 
     /// A connection that allows its server no more than these limits.
     pub fn with(carrier: impl Carrier + 'static, limits: Limits) -> Http2 {
-        let mut client = Http2 {
-            carrier: Box::new(carrier),
-            connection: Connection::client(Arc::new(limits)),
-            fields: Fields::new(),
-            buffer: Vec::new(),
-            answers: BTreeMap::new(),
-            order: Vec::new(),
-            goaways: Vec::new(),
-            releases: true,
-            is_at_end: false,
-        };
+        let carrier: Box<dyn Carrier> = Box::new(carrier);
+        let wire = Wire::new(carrier, Connection::client(Arc::new(limits)));
+        let mut client = Http2 { wire, answers: BTreeMap::new(), order: Vec::new(), goaways: Vec::new() };
         client.flush();
         client
     }
@@ -148,20 +251,6 @@ impl Http2 {
     #[track_caller]
     pub fn raw(&mut self, bytes: impl AsRef<[u8]>) {
         self.try_raw(bytes).expect("sending");
-    }
-
-    pub fn try_raw(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
-        self.carrier.write_all(bytes.as_ref())?;
-        self.carrier.flush()
-    }
-
-    /// Sends the codec's pending output.
-    #[track_caller]
-    pub fn flush(&mut self) {
-        let mut out = Vec::new();
-        self.connection.poll_control(&mut out);
-        // A closed connection is noticed when reading.
-        let _ = self.try_raw(out);
     }
 
     /// Begins a request.
@@ -203,11 +292,7 @@ impl Http2 {
         let mut out = Vec::new();
         let stream = self
             .connection
-            .write_request(line, is_whole, &mut out, |writer| {
-                for (name, value) in fields {
-                    writer.field(name.as_bytes(), value.as_bytes(), Indexing::Not).expect("a field");
-                }
-            })
+            .write_request(line, is_whole, &mut out, |writer| write_fields(fields, writer))
             .expect("a stream");
         self.raw(out);
         stream
@@ -216,32 +301,10 @@ impl Http2 {
     /// Sends a piece of a body; waits for the windows.
     #[track_caller]
     pub fn send(&mut self, stream: StreamId, mut piece: &[u8], is_last: bool) {
-        loop {
-            let mut out = Vec::new();
-            let sent = self.connection.write_data(stream, piece.len(), is_last, &mut out).expect("an open stream");
-            if sent.is_blocked() && !piece.is_empty() {
-                assert!(self.read(), "closed before the body was sent");
-                continue;
-            }
-            out.extend_from_slice(&piece[..sent.length]);
-            self.raw(out);
-            piece = &piece[sent.length..];
-            if piece.is_empty() {
-                return;
-            }
+        while let Some(rest) = self.send_allowed(stream, piece, is_last) {
+            piece = rest;
+            assert!(self.read(), "closed before the body was sent");
         }
-    }
-
-    #[track_caller]
-    pub fn trailers(&mut self, stream: StreamId, fields: &[(&str, &str)]) {
-        let mut out = Vec::new();
-        let write = |writer: &mut gale_protocol::http2::FieldsWriter<'_>| {
-            for (name, value) in fields {
-                writer.field(name.as_bytes(), value.as_bytes(), Indexing::Not).expect("a field");
-            }
-        };
-        self.connection.write_trailers(stream, &mut out, write).expect("an open stream");
-        self.raw(out);
     }
 
     #[track_caller]
@@ -255,12 +318,6 @@ impl Http2 {
         let stream = self.begin("POST", path, fields, false);
         self.send(stream, body, true);
         self.answer(stream)
-    }
-
-    /// Resets a stream.
-    pub fn reset(&mut self, stream: StreamId, code: ErrorCode) {
-        self.connection.reset(stream, code);
-        self.flush();
     }
 
     /// Reads until the stream has its answer or was reset.
@@ -328,14 +385,14 @@ impl Http2 {
     #[track_caller]
     fn raw_frame(&mut self) -> Option<(u8, u8, StreamId, Vec<u8>)> {
         loop {
-            if let Some(header) = FrameHeader::parse(&self.buffer)
-                && self.buffer.len() >= frame::HEADER_LENGTH + header.length as usize
+            if let Some(header) = FrameHeader::parse(&self.wire.buffer)
+                && self.wire.buffer.len() >= frame::HEADER_LENGTH + header.length as usize
             {
-                let rest = self.buffer.split_off(frame::HEADER_LENGTH + header.length as usize);
-                let payload = std::mem::replace(&mut self.buffer, rest).split_off(frame::HEADER_LENGTH);
+                let rest = self.wire.buffer.split_off(frame::HEADER_LENGTH + header.length as usize);
+                let payload = std::mem::replace(&mut self.wire.buffer, rest).split_off(frame::HEADER_LENGTH);
                 return Some((header.frame_type, header.flags, header.stream, payload));
             }
-            if !read_piece(&mut self.carrier, &mut self.buffer) {
+            if !read_piece(&mut self.wire.carrier, &mut self.wire.buffer) {
                 return None;
             }
         }
@@ -344,71 +401,36 @@ impl Http2 {
     /// Reads the next bytes; false at the end.
     #[track_caller]
     pub fn read(&mut self) -> bool {
-        if self.is_at_end {
-            return false;
-        }
-        if !read_piece(&mut self.carrier, &mut self.buffer) {
-            self.is_at_end = true;
-            return false;
-        }
-        self.take_events();
-        self.flush();
-        true
-    }
-
-    #[track_caller]
-    fn take_events(&mut self) {
-        let buffer = std::mem::take(&mut self.buffer);
-        let mut at = 0;
-        loop {
-            let handled = self.connection.handle_input(&buffer[at..], &mut self.fields);
-            let handled = handled.unwrap_or_else(|fault| panic!("the server broke a rule: {fault}"));
-            let Some(event) = handled.event else {
-                at += handled.consumed;
-                break;
-            };
-            self.take_event(event, &buffer[at..]);
-            at += handled.consumed;
-        }
-        self.buffer = buffer[at..].to_vec();
-    }
-
-    fn take_event(&mut self, event: Event, input: &[u8]) {
-        let text = &self.fields.text;
-        let show = |range: gale_protocol::Range32| String::from_utf8_lossy(range.of(text)).into_owned();
-        match event {
+        let Http2 { wire, answers, order, goaways } = self;
+        wire.read(|fields, event, input| match event {
             Event::Response { stream, end_stream } => {
-                let parts = &self.fields.response;
-                let answer = self.answers.entry(stream).or_default();
+                let parts = &fields.response;
+                let headers = shown(parts.fields.iter().map(|field| (field.name, field.value)), &fields.text);
+                let answer = answers.entry(*stream).or_default();
                 if parts.is_interim() {
                     answer.interim.push(parts.status);
-                    let fields = parts.fields.iter().map(|field| (show(field.name), show(field.value)));
-                    answer.interim_fields.extend(fields);
+                    answer.interim_fields.extend(headers);
                     return;
                 }
                 answer.status = parts.status;
-                answer.headers = parts.fields.iter().map(|field| (show(field.name), show(field.value))).collect();
-                answer.is_complete = end_stream;
+                answer.headers = headers;
+                answer.is_complete = *end_stream;
             }
             Event::Data { stream, piece, end_stream } => {
-                let answer = self.answers.entry(stream).or_default();
+                let answer = answers.entry(*stream).or_default();
                 answer.body.extend_from_slice(&input[piece.clone()]);
-                answer.is_complete = end_stream;
-                self.order.push(stream);
-                if self.releases {
-                    self.connection.release(stream, piece.len());
-                }
+                answer.is_complete = *end_stream;
+                order.push(*stream);
             }
             Event::Trailers { stream } => {
-                let fields = &self.fields.trailers;
-                let answer = self.answers.entry(stream).or_default();
-                answer.trailers = fields.iter().map(|field| (show(field.name), show(field.value))).collect();
+                let answer = answers.entry(*stream).or_default();
+                answer.trailers = shown(fields.trailers.iter().map(|field| (field.name, field.value)), &fields.text);
                 answer.is_complete = true;
             }
-            Event::Reset { stream, code } => self.answers.entry(stream).or_default().reset = Some(code),
-            Event::GoAway { last_stream, code, .. } => self.goaways.push((last_stream, code)),
+            Event::Reset { stream, code } => answers.entry(*stream).or_default().reset = Some(*code),
+            Event::GoAway { last_stream, code, .. } => goaways.push((*last_stream, *code)),
             _ => {}
-        }
+        })
     }
 }
 
@@ -417,6 +439,18 @@ fn connect(path: &Path) -> UnixStream {
     stream.set_read_timeout(Some(DEADLINE)).expect("an option");
     stream.set_write_timeout(Some(DEADLINE)).expect("an option");
     stream
+}
+
+/// Names and values of decoded fields.
+pub fn shown(fields: impl Iterator<Item = (Range32, Range32)>, text: &[u8]) -> Vec<(String, String)> {
+    let show = |range: Range32| String::from_utf8_lossy(range.of(text)).into_owned();
+    fields.map(|(name, value)| (show(name), show(value))).collect()
+}
+
+pub fn write_fields(fields: &[(&str, &str)], writer: &mut FieldsWriter<'_>) {
+    for (name, value) in fields {
+        writer.field(name.as_bytes(), value.as_bytes(), Indexing::Not).expect("a field");
+    }
 }
 
 /// Error code at the beginning of a payload.

@@ -1,15 +1,15 @@
 //! An HTTP/2 upstream server, played by hand on the server's side of Gale's codec.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::net::{Shutdown, TcpStream};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use gale_protocol::http2::hpack::Indexing;
+use gale_protocol::Range32;
 use gale_protocol::http2::settings::id;
-use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, FieldsWriter, Limits, StreamId};
+use gale_protocol::http2::{Connection, ErrorCode, Event, FieldsWriter, Limits, StreamId};
 
-use super::http2::read_piece;
+use super::http2::{Wire, shown, write_fields};
 use super::{Backend, DEADLINE};
 
 /// A request as received.
@@ -34,19 +34,27 @@ impl Asked {
 
 /// A server's connection.
 pub struct Http2Server {
-    stream: TcpStream,
-    pub connection: Connection,
-    fields: Fields,
-    buffer: Vec<u8>,
+    wire: Wire<TcpStream>,
     /// Requests by stream.
     pub asked: BTreeMap<StreamId, Asked>,
     /// Requests that no test has taken yet.
     unseen: Vec<StreamId>,
-    /// Received data open the windows again.
-    pub releases: bool,
     pub pongs: usize,
     pub goaways: Vec<(StreamId, ErrorCode)>,
-    is_at_end: bool,
+}
+
+impl Deref for Http2Server {
+    type Target = Wire<TcpStream>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.wire
+    }
+}
+
+impl DerefMut for Http2Server {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.wire
+    }
 }
 
 /// Usual limits of a server.
@@ -68,18 +76,9 @@ impl Http2Server {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
         stream.set_nodelay(true).expect("an option");
-        let mut server = Http2Server {
-            stream,
-            connection: Connection::server(Arc::new(limits)),
-            fields: Fields::new(),
-            buffer: Vec::new(),
-            asked: BTreeMap::new(),
-            unseen: Vec::new(),
-            releases: true,
-            pongs: 0,
-            goaways: Vec::new(),
-            is_at_end: false,
-        };
+        let wire = Wire::new(stream, Connection::server(Arc::new(limits)));
+        let (asked, unseen, goaways) = (BTreeMap::new(), Vec::new(), Vec::new());
+        let mut server = Http2Server { wire, asked, unseen, pongs: 0, goaways };
         server.flush();
         server
     }
@@ -87,14 +86,7 @@ impl Http2Server {
     /// Sends these bytes past the codec.
     pub fn raw(&mut self, bytes: impl AsRef<[u8]>) {
         // A closed connection is noticed when reading.
-        let _ = self.stream.write_all(bytes.as_ref());
-    }
-
-    /// Sends the codec's pending output.
-    pub fn flush(&mut self) {
-        let mut out = Vec::new();
-        self.connection.poll_control(&mut out);
-        self.raw(out);
+        let _ = self.try_raw(bytes);
     }
 
     /// Reads the head of the next request.
@@ -125,15 +117,9 @@ impl Http2Server {
     /// Sends a piece of a body; waits for the windows.
     #[track_caller]
     pub fn send(&mut self, stream: StreamId, mut piece: &[u8], is_last: bool) {
-        loop {
-            let sent = self.send_some(stream, piece, is_last);
-            piece = &piece[sent..];
-            if piece.is_empty() {
-                return;
-            }
-            if sent == 0 {
-                assert!(self.read(), "closed before the body was sent");
-            }
+        while let Some(rest) = self.send_allowed(stream, piece, is_last) {
+            piece = rest;
+            assert!(self.read(), "closed before the body was sent");
         }
     }
 
@@ -145,14 +131,6 @@ impl Http2Server {
         out.extend_from_slice(&piece[..sent.length]);
         self.raw(out);
         sent.length
-    }
-
-    #[track_caller]
-    pub fn trailers(&mut self, stream: StreamId, fields: &[(&str, &str)]) {
-        let mut out = Vec::new();
-        let write = |writer: &mut FieldsWriter<'_>| write_fields(fields, writer);
-        self.connection.write_trailers(stream, &mut out, write).expect("an open stream");
-        self.raw(out);
     }
 
     /// Sends a complete response.
@@ -168,11 +146,6 @@ impl Http2Server {
         self.respond(stream, 200, &[("content-type", "application/grpc")], false);
         self.send(stream, message, false);
         self.trailers(stream, &[("grpc-status", "0"), ("grpc-message", "fine")]);
-    }
-
-    pub fn reset(&mut self, stream: StreamId, code: ErrorCode) {
-        self.connection.reset(stream, code);
-        self.flush();
     }
 
     /// Sends a GOAWAY: no stream after this one was processed.
@@ -221,80 +194,40 @@ impl Http2Server {
 
     /// Ends the connection.
     pub fn close(self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
+        let _ = self.carrier().shutdown(Shutdown::Both);
     }
 
     /// Reads the next bytes; false at the end.
     #[track_caller]
     pub fn read(&mut self) -> bool {
-        if self.is_at_end {
-            return false;
-        }
-        if !read_piece(&mut self.stream, &mut self.buffer) {
-            self.is_at_end = true;
-            return false;
-        }
-        self.take_events();
-        self.flush();
-        true
-    }
-
-    #[track_caller]
-    fn take_events(&mut self) {
-        let buffer = std::mem::take(&mut self.buffer);
-        let mut at = 0;
-        loop {
-            let handled = self.connection.handle_input(&buffer[at..], &mut self.fields);
-            let handled = handled.unwrap_or_else(|fault| panic!("Gale broke a rule: {fault}"));
-            let Some(event) = handled.event else {
-                at += handled.consumed;
-                break;
-            };
-            self.take_event(event, &buffer[at..]);
-            at += handled.consumed;
-        }
-        self.buffer = buffer[at..].to_vec();
-    }
-
-    #[track_caller]
-    fn take_event(&mut self, event: Event, input: &[u8]) {
-        let text = &self.fields.text;
-        let show = |range: gale_protocol::Range32| String::from_utf8_lossy(range.of(text)).into_owned();
-        match event {
+        let Http2Server { wire, asked, unseen, pongs, goaways } = self;
+        wire.read(|fields, event, input| match event {
             Event::Request { stream, end_stream } => {
-                let head = &self.fields.request;
-                let headers = head.headers.iter().map(|field| (show(field.name), show(field.value))).collect();
+                let head = &fields.request;
+                let show = |range: Range32| String::from_utf8_lossy(range.of(&fields.text)).into_owned();
                 let (method, path) = (show(head.method_range), show(head.target_range));
-                let asked = Asked { stream, method, path, headers, is_complete: end_stream, ..Asked::default() };
-                self.asked.insert(stream, asked);
-                self.unseen.push(stream);
+                let headers = shown(head.headers.iter().map(|field| (field.name, field.value)), &fields.text);
+                let is_complete = *end_stream;
+                let request = Asked { stream: *stream, method, path, headers, is_complete, ..Asked::default() };
+                asked.insert(*stream, request);
+                unseen.push(*stream);
             }
             Event::BadRequest { refusal, .. } => panic!("Gale sent a bad request: {refusal:?}"),
             Event::Data { stream, piece, end_stream } => {
-                let asked = self.asked.get_mut(&stream).expect("a request");
+                let asked = asked.get_mut(stream).expect("a request");
                 asked.body.extend_from_slice(&input[piece.clone()]);
-                asked.is_complete = end_stream;
-                if self.releases {
-                    self.connection.release(stream, piece.len());
-                }
+                asked.is_complete = *end_stream;
             }
             Event::Trailers { stream } => {
-                let trailers = self.fields.trailers.iter().map(|field| (show(field.name), show(field.value))).collect();
-                let asked = self.asked.get_mut(&stream).expect("a request");
-                asked.trailers = trailers;
+                let asked = asked.get_mut(stream).expect("a request");
+                asked.trailers = shown(fields.trailers.iter().map(|field| (field.name, field.value)), &fields.text);
                 asked.is_complete = true;
             }
-            Event::Reset { stream, code } => self.asked.get_mut(&stream).expect("a request").reset = Some(code),
-            Event::GoAway { last_stream, code, .. } => self.goaways.push((last_stream, code)),
-            Event::Pong { .. } => self.pongs += 1,
+            Event::Reset { stream, code } => asked.get_mut(stream).expect("a request").reset = Some(*code),
+            Event::GoAway { last_stream, code, .. } => goaways.push((*last_stream, *code)),
+            Event::Pong { .. } => *pongs += 1,
             Event::Fault { stream, fault } => panic!("Gale broke a rule on stream {stream}: {fault}"),
             _ => {}
-        }
-    }
-}
-
-fn write_fields(fields: &[(&str, &str)], writer: &mut FieldsWriter<'_>) {
-    for (name, value) in fields {
-        writer.field(name.as_bytes(), value.as_bytes(), Indexing::Not).expect("a field");
+        })
     }
 }
