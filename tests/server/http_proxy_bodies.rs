@@ -161,14 +161,14 @@ fn body_that_stays_here_is_in_the_variables_nevertheless(driver: Driver) {
     let backend = mirror();
     let setup = Setup::server(
         driver,
-        "proxy_pass_request_body off; proxy_set_header X-Body <$request_body>; location / { proxy_pass http://B; }
+        "proxy_pass_request_body off; proxy_set_header X-Kept <$request_body>; location / { proxy_pass http://B; }
          location /streamed { proxy_request_buffering off; proxy_pass http://B; }
          location /long { client_max_body_size 2; proxy_pass http://B; }",
     );
     let server = setup.replace("B", &backend.address).start();
     let mut client = server.connect();
     for target in ["/", "/streamed"] {
-        let expected = format!("POST {target} HTTP/1.1\nHost: {}\nX-Body: <abc>\n\n", backend.address);
+        let expected = format!("POST {target} HTTP/1.1\nHost: {}\nX-Kept: <abc>\n\n", backend.address);
         for (fields, body) in
             [("Content-Length: 3\r\n", "abc"), ("Transfer-Encoding: chunked\r\n", "3\r\nabc\r\n0\r\n\r\n")]
         {
