@@ -116,8 +116,8 @@ pub fn measure_one(options: &Options, program: &Program) -> Result<Outcome, Stri
 }
 
 impl Outcome {
-    /// The lowest PSS in KiB between three fifths and four fifths of the reloads, and the number of reloads at that time.
-    /// Each reading may have met two configurations; the lowest one is like that of a settled server.
+    /// The lowest PSS in KiB between three fifths and four fifths of the reloads, and the number of reloads at that
+    /// time. Each reading may have met two configurations; the lowest one is like that of a settled server.
     pub fn late_memory(&self) -> Option<(u32, u64)> {
         let late = self.reloads_asked * 3 / 5..=self.reloads_asked * 4 / 5;
         let readings = self.memory_course.iter().filter(|(reloads, _)| late.contains(reloads));

@@ -1,10 +1,11 @@
-//! `cargo xtask fuzz [--minutes N] [--seed N] [TARGET…]`: runs the fuzz targets, all or those named, one by one for this
-//! time in total, and prints a table of the outcomes.
+//! `cargo xtask fuzz [--minutes N] [--seed N] [TARGET…]`: runs the fuzz targets, all or those named, one by one for
+//! this time in total, and prints a table of the outcomes.
 //!
 //! With a nightly compiler, a C++ compiler and the crate libfuzzer-sys it runs libFuzzer with AddressSanitizer, and
 //! replaces `cargo fuzz run`, which need not be installed: inputs with new coverage are stored in `target/fuzz/corpus`.
-//! Otherwise it says so, and runs seeded mutations of the committed corpus in a debug build (`fuzz/examples/mutate.rs`),
-//! without coverage. Failing inputs are stored in `fuzz/artifacts`; the committed corpus is not modified.
+//! Otherwise it says so, and runs seeded mutations of the committed corpus in a debug build
+//! (`fuzz/examples/mutate.rs`), without coverage. Failing inputs are stored in `fuzz/artifacts`; the committed corpus
+//! is not modified.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -57,8 +57,8 @@ impl Watched {
         Ok(watched)
     }
 
-    /// Has the server work, and reads it then. A server opens some descriptors when it first needs them: Gale's watch of
-    /// files (an inotify and an eventfd) and the table of mounts with the first file that is asked for repeatedly.
+    /// Has the server work, and reads it then. A server opens some descriptors when it first needs them: Gale's watch
+    /// of files (an inotify and an eventfd) and the table of mounts with the first file that is asked for repeatedly.
     pub fn read_after_work(&mut self) -> Result<(), String> {
         const ROUNDS: usize = 100;
         for _ in 0..ROUNDS {

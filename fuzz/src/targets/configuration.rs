@@ -63,7 +63,7 @@ fn check_written(statements: &[Statement]) {
     }
     let (sources, again) = parse(&written);
     let errors: Vec<String> = again.errors.iter().map(|error| error.line(&sources)).collect();
-    assert_eq!(errors, [String::new(); 0]);
+    assert_eq!(errors, Vec::<String>::new());
     assert!(is_same(statements, &again.statements));
 }
 

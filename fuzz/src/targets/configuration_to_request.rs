@@ -1,5 +1,5 @@
-//! A configuration and what a client sends to it, separated by a line `--`: the server refuses the configuration or
-//! serves, and no task panics and nothing is left of the connection, whatever both say.
+//! A configuration and the bytes of a client, separated by a line `--`: the server refuses the configuration or serves,
+//! no task panics, and nothing is left of the connection.
 
 use std::time::Duration;
 

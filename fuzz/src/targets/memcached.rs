@@ -4,6 +4,9 @@
 use gale_protocol::http1::Status;
 use gale_protocol::memcached::{MemcachedFault, Reply, ReplyParser, ValueDecoder, write_get};
 
+/// The reply, the value, and the length of both if they are complete.
+type Read = (Reply, Vec<u8>, Option<usize>);
+
 /// Runs the target on one input.
 pub fn run(data: &[u8]) {
     // The first byte is the length of the key that follows it.
@@ -23,12 +26,11 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Returns the reply, the value, and the length of both if they are complete.
 fn decode(
     input: &[u8],
     key: &[u8],
     ends: &mut dyn Iterator<Item = usize>,
-) -> Result<Option<(Reply, Vec<u8>, Option<usize>)>, MemcachedFault> {
+) -> Result<Option<Read>, MemcachedFault> {
     let (mut parser, mut reply, mut head) = (ReplyParser::new(300), Reply::default(), None);
     for end in &mut *ends {
         if let Status::Complete { consumed } = parser.parse(&input[..end], key, &mut reply)? {

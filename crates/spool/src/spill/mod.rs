@@ -12,8 +12,9 @@
 //! bytes go to the file, up to `file_max`; when that is full as well, the writer waits for the reader.
 //!
 //! All queues of a loop share a bound for bytes that wait for their files (`backlog.rs`): from 64 queues on each has
-//! less than 128 KiB, 16 KiB at least, and beyond the bound only its own memory. A failing disk loses no data: unwritten bytes are still in memory, and the queue continues without
-//! the file. A slow disk delays the writer, and the reader only if it needs bytes from the file.
+//! less than 128 KiB, 16 KiB at least, and beyond the bound only its own memory. A failing disk loses no data:
+//! unwritten bytes are still in memory, and the queue continues without the file. A slow disk delays the writer, and
+//! the reader only if it needs bytes from the file.
 //!
 //! It belongs to one loop, which never blocks on the file. For data that is read again or by several readers, see
 //! [`Spool`](super::Spool).
