@@ -9,7 +9,14 @@
 //! often. A hit only sets two bits and moves no entry. (Yang et al., "FIFO queues are all you need for cache eviction",
 //! SOSP 2023; see `docs/decisions/0029-cache-storage.md`.)
 
-use super::index::{Entry, Slot};
+/// A slot's number: the place of an entry in its shard.
+pub type Slot = u32;
+
+/// An entry that the queues link.
+pub trait Linked {
+    /// Its place in them.
+    fn links(&mut self) -> &mut Links;
+}
 
 /// No slot.
 const NONE: Slot = Slot::MAX;
@@ -80,14 +87,14 @@ impl Default for Queues {
 
 impl Queues {
     /// Queues a new entry.
-    pub fn add(&mut self, slots: &mut [Entry], slot: Slot) {
-        slots[slot as usize].links.hits = 0;
+    pub fn add<E: Linked>(&mut self, slots: &mut [E], slot: Slot) {
+        slots[slot as usize].links().hits = 0;
         self.link(slots, slot, Queue::Small);
     }
 
     /// Takes an entry out of its queue.
-    pub fn remove(&mut self, slots: &mut [Entry], slot: Slot) {
-        let Links { newer, older, queue, .. } = slots[slot as usize].links;
+    pub fn remove<E: Linked>(&mut self, slots: &mut [E], slot: Slot) {
+        let Links { newer, older, queue, .. } = *slots[slot as usize].links();
         let list = match queue {
             Queue::None => return,
             Queue::Small => &mut self.small,
@@ -95,18 +102,18 @@ impl Queues {
         };
         match newer {
             NONE => list.newest = older,
-            newer => slots[newer as usize].links.older = older,
+            newer => slots[newer as usize].links().older = older,
         }
         match older {
             NONE => list.oldest = newer,
-            older => slots[older as usize].links.newer = newer,
+            older => slots[older as usize].links().newer = newer,
         }
         list.length -= 1;
-        slots[slot as usize].links = Links::default();
+        *slots[slot as usize].links() = Links::default();
     }
 
     /// The entry to evict. If all entries are requested all the time, the oldest one is chosen after some steps.
-    pub fn victim(&mut self, slots: &mut [Entry]) -> Option<Slot> {
+    pub fn victim<E: Linked>(&mut self, slots: &mut [E]) -> Option<Slot> {
         for step in 0.. {
             let from_small =
                 self.main.length == 0 || self.small.length * SMALL_SHARE > self.small.length + self.main.length;
@@ -115,26 +122,26 @@ impl Queues {
             if slot == NONE {
                 return None;
             }
-            let hits = slots[slot as usize].links.hits;
+            let hits = slots[slot as usize].links().hits;
             if hits == 0 || step >= STEPS_MAX {
                 return Some(slot);
             }
             self.remove(slots, slot);
-            slots[slot as usize].links.hits = if from_small { 0 } else { hits - 1 };
+            slots[slot as usize].links().hits = if from_small { 0 } else { hits - 1 };
             self.link(slots, slot, Queue::Main);
         }
         None
     }
 
-    fn link(&mut self, slots: &mut [Entry], slot: Slot, queue: Queue) {
+    fn link<E: Linked>(&mut self, slots: &mut [E], slot: Slot, queue: Queue) {
         let list = if queue == Queue::Small { &mut self.small } else { &mut self.main };
         let before = std::mem::replace(&mut list.newest, slot);
         list.length += 1;
-        let links = &mut slots[slot as usize].links;
+        let links = slots[slot as usize].links();
         (links.newer, links.older, links.queue) = (NONE, before, queue);
         match before {
             NONE => list.oldest = slot,
-            before => slots[before as usize].links.newer = slot,
+            before => slots[before as usize].links().newer = slot,
         }
     }
 }

@@ -22,7 +22,7 @@ use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
 
 use super::policy::Lifetime;
-use super::sums;
+use super::sums::{self, BodySum};
 
 /// First bytes of a file of Gale's.
 pub const MAGIC: &[u8; 8] = b"GALECACH";
@@ -98,15 +98,6 @@ pub struct Header {
     pub body_length: u64,
     /// The sum that the body is checked with.
     pub body_sum: BodySum,
-}
-
-/// The kind of checksum in a header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodySum {
-    /// Sum of the whole body.
-    Whole(u32),
-    /// Sum of the table behind the body, which has the sum of each block.
-    Table(u32),
 }
 
 impl Header {

@@ -18,7 +18,7 @@ use std::sync::atomic::{
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::eviction::{Links, Queues};
+use super::eviction::{Linked, Links, Queues, Slot};
 use super::key::Id;
 use super::policy::{Lifetime, is_of_later};
 
@@ -33,9 +33,6 @@ const SHARDS_MAX: usize = 32;
 /// Maximum number of different lists of field names in `Vary`, and of rules of `No-Vary-Search`. A free row is found by
 /// a linear search of the table.
 pub const ROWS_MAX: usize = 4096;
-
-/// A slot's number.
-pub type Slot = u32;
 
 /// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +84,12 @@ pub struct Entry {
     /// True if it must not be used stale.
     pub must_revalidate: bool,
     pub(super) links: Links,
+}
+
+impl Linked for Entry {
+    fn links(&mut self) -> &mut Links {
+        &mut self.links
+    }
 }
 
 impl Entry {

@@ -9,12 +9,13 @@
 //!   memory     a worker's most requested entries      purges     purges by key, prefix and tag
 //!   zone       all of it together, by the zone's name: looking up, committing, removing
 //!   journal    the index on disk, for a restart       services   loader, manager and purger
-//!   settings   the configuration
+//!   directory  a cache's place and bounds              settings   of a location
 //! ```
 //!
 //! Nothing here knows servers: `http-upstream/src/caching/` consults the cache before it asks a server, and stores the
 //! response.
 
+pub mod directory;
 pub mod eviction;
 pub mod fill;
 pub mod format;

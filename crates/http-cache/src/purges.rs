@@ -14,21 +14,11 @@ use parking_lot::RwLock;
 
 use super::journal::Record;
 use super::key::Id;
+use super::policy::Verdict;
 use super::search::base_of;
 
 /// Maximum number of purges.
 const PURGES_MAX: usize = 10_000;
-
-/// Effect of the purges on an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
-    /// The entry is not purged.
-    Valid,
-    /// The entry is treated as stale.
-    Stale,
-    /// The entry must not be used.
-    Gone,
-}
 
 #[derive(Clone, Copy, Default)]
 struct Purge {

@@ -26,12 +26,12 @@ use gale_worker::service::{Context, Service};
 use rustix::fs::{FlockOperation, flock};
 
 use super::CacheZone;
+use super::directory::{Pace, PathOptions};
 use super::format::{self, Unreadable};
 use super::index::{Entry, Evicted, Kind};
 use super::journal::{self, ACCOUNT_AT, Account, Changes, HEADER_LENGTH, Outcome, Record, Scan};
 use super::key::{id_of, parse_hex};
-use super::purges::Verdict;
-use super::settings::{Pace, PathOptions};
+use super::policy::Verdict;
 use super::store;
 
 /// Interval of the manager.
@@ -685,7 +685,7 @@ fn remove_abandoned(path: &Path, suffix: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::CacheDirectory;
+    use crate::directory::CacheDirectory;
 
     fn zone(directory: &Path) -> Arc<CacheZone> {
         let place = CacheDirectory { path: directory.into(), levels: Default::default() };

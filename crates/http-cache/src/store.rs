@@ -19,8 +19,8 @@ use gale_runtime::{Bytes, ThreadPool};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, OFlags, RenameFlags};
 
-use super::format::{self, BodySum, Header, Meta, Unreadable};
-use super::sums::{Blocks, Summing, Sums, WHOLE_MAX};
+use super::format::{self, Header, Meta, Unreadable};
+use super::sums::{Blocks, BodySum, Summing, Sums, WHOLE_MAX};
 
 /// Bodies up to this length are read with their header, checked, and kept in memory if they are requested often. Longer
 /// ones are cheaper to send from their files.

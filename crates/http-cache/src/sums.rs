@@ -14,14 +14,21 @@ use std::ops::Range;
 
 use crc32fast::Hasher;
 
-use super::format::BodySum;
-
 /// Length of a block, in bytes: the size of a read, so that a check delays no reader.
 pub const BLOCK: u64 = 64 * 1024;
 
 /// Bodies up to this length are read and checked as a whole when they are opened; longer ones would delay the first
 /// client.
 pub const WHOLE_MAX: u64 = 256 * 1024;
+
+/// The kind of checksum in a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodySum {
+    /// Sum of the whole body.
+    Whole(u32),
+    /// Sum of the table behind the body, which has the sum of each block.
+    Table(u32),
+}
 
 /// Length of the table behind a body, in bytes, in a file that has one.
 pub fn table_length(header_length: u32, body_length: u64) -> u64 {

@@ -9,15 +9,17 @@ use gale_http::request::Request;
 use gale_http::request::response::FieldList;
 use gale_protocol::request::KnownHeader;
 use gale_protocol::response::ResponseField;
-use gale_runtime::{Bytes, Moment, Timer};
+use gale_runtime::{Bytes, Moment};
 use gale_upstream::{Chosen, Learning, Timing, Upstream};
 
-use crate::attempt::{End, Passing, authenticates_connection};
+use crate::beside_head::pass_trailers;
 use crate::exclusive::{Connection, Exclusive, may_bind};
+use crate::failure::End;
+use crate::heading::{Heading, tell_messages};
 use crate::http2::Shared;
-use crate::receiving::{BodyRead, Malformed, Message, ResponseReader, UpstreamHead};
+use crate::passing::Passing;
+use crate::receiving::{BodyRead, Malformed, UpstreamHead};
 use crate::record::Records;
-use crate::response::{self, Interim};
 use crate::sending::{RequestBody, SendError};
 use crate::settings::{HiddenFields, UpstreamSettings};
 
@@ -45,18 +47,6 @@ pub(super) enum Carrier {
     Exclusive(Exclusive),
     /// A stream of a shared connection.
     Shared(Box<Shared>),
-}
-
-/// State while the head of a response is awaited.
-#[derive(Default)]
-pub(super) struct Heading {
-    /// Read timeout.
-    pub silence: Timer,
-    /// True if the timeout is to be restarted before the next wait.
-    pub is_heard: bool,
-    /// The error if sending has failed.
-    pub broken: Option<io::Error>,
-    pub interim: Interim,
 }
 
 impl Answering {
@@ -298,7 +288,7 @@ impl Answering {
     pub fn pass_trailers(&mut self, request: &Request) {
         let trailers = self.take_trailers();
         if let Some(hidden) = self.hidden_in_trailers.as_deref().filter(|_| request.response.has_trailers) {
-            response::pass_trailers(request, hidden, trailers);
+            pass_trailers(request, hidden, trailers);
         }
     }
 
@@ -355,9 +345,9 @@ impl Drop for TunnelRecord {
     }
 }
 
-/// Logs messages that a server sent besides its response.
-pub(super) fn tell_messages(reader: &mut dyn ResponseReader, request: &Request, action: &str) {
-    while let Some(Message { level, text }) = reader.take_message() {
-        request.log(level, format_args!("{} while {action}", bstr::BStr::new(&text)));
-    }
+/// True if the scheme of credentials or of a challenge authenticates the connection and not the request. (RFC 4559 §6,
+/// and Microsoft's NTLM over HTTP)
+fn authenticates_connection(value: &[u8]) -> bool {
+    let scheme = value.split(|byte| *byte == b' ' || *byte == b',').next().unwrap_or_default();
+    [&b"NTLM"[..], b"Negotiate"].iter().any(|name| scheme.eq_ignore_ascii_case(name))
 }

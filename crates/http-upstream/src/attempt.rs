@@ -6,7 +6,6 @@ use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
@@ -15,130 +14,27 @@ use gale_http::request::request_body::log_error;
 use gale_http::request::slow::{Cause, Wait};
 use gale_http::request::{PassedTo, Request};
 use gale_protocol::request::Method;
-use gale_runtime::{Buffer, Bytes, Connecting, Moment, Output, SocketAddress, Stream};
+use gale_runtime::{Buffer, Connecting, Moment, Output, SocketAddress, Stream};
 use gale_tls::Transport;
-use gale_tls::{NamedFailure, TlsClient, TlsFailure};
 use gale_upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, log_timeout, shake_hands};
-use gale_upstream::{
-    Chosen, ConnectionAge, Knowledge, NoPeer, PeerName, PoolKey, PooledConnection, Retry, Selection, Upstream,
-    without_port,
-};
+use gale_upstream::{Chosen, ConnectionAge, Knowledge, NoPeer, PeerName, PoolKey, PooledConnection, Retry};
 use gale_worker::CountedConnection;
 
-use crate::answering::{Answering, Carrier, Heading};
-use crate::caching::{self, Caching};
+use crate::answering::{Answering, Carrier};
+use crate::caching;
 use crate::exclusive::{Connection, Exclusive, may_bind};
+use crate::failure::{End, READING, receive_failure};
+use crate::heading::Heading;
 use crate::http2::{self, Destination, Found, Http2Request, Shared};
-use crate::receiving::{Malformed, ResponseReader, UpstreamHead};
+use crate::passing::{Alone, Passing, Wire};
+use crate::receiving::UpstreamHead;
 use crate::record::{Attempt, Records};
-use crate::response::{self, HeadRewriter};
-use crate::sending::{BodyFraming, Kept, Pieces, RequestBody, SendError};
+use crate::response;
+use crate::sending::{Kept, Pieces, SendError};
 use crate::settings::{RetryOn, UpstreamSettings};
-
-/// A request to be passed on, as its module has prepared it.
-pub struct Passing<'p> {
-    /// The servers to choose from.
-    pub selection: Selection,
-    /// The group, if its sessions are sticky.
-    pub upstream: Option<Arc<Upstream<Request>>>,
-    /// The protocol as messages show it: `http://`.
-    pub scheme: &'static str,
-    /// Settings of TLS, whose names are evaluated for each server; `None` for plain connections.
-    pub tls: Option<Box<PassingTls>>,
-    /// Writes the request for a server: `uri`, the head in `wire`, and everything else that depends on it. Called once
-    /// for all servers, or with `request_dynamic` once for each of them.
-    pub write: &'p WriteRequest<'p>,
-    /// The URI of the request to the server, for messages.
-    pub uri: Bytes,
-    /// The part of the request before its body.
-    pub wire: Wire<'p>,
-    /// The request's body.
-    pub body: RequestBody,
-    /// The settings of the location.
-    pub settings: &'p UpstreamSettings,
-    /// Time limit for the whole exchange besides the location's: the client waits no longer.
-    pub time_max: Option<Duration>,
-    /// Rewrites fields of the response's head that name the server.
-    pub rewriter: &'p dyn HeadRewriter,
-    /// The protocol that the request asks to change to.
-    pub upgrade: Option<Bytes>,
-    /// State of the cache for this request.
-    pub caching: Option<Box<Caching>>,
-}
-
-/// Writes a request for a server. An error is the status to answer with.
-pub type WriteRequest<'p> = dyn Fn(&mut Request, &mut Passing<'_>) -> Result<(), u16> + 'p;
-
-/// Does nothing, for a head that is the same for all servers and was written before.
-pub fn written_before(_: &mut Request, _: &mut Passing<'_>) -> Result<(), u16> {
-    Ok(())
-}
-
-/// The kind of connection for a request and its response.
-pub enum Wire<'p> {
-    /// A connection that carries only this request at a time.
-    Alone(Alone<'p>),
-    /// A connection shared with other requests: HTTP/2.
-    Http2(Http2Request),
-}
-
-/// A request with a connection of its own.
-pub struct Alone<'p> {
-    /// The encoded request up to its body; empty until it is written.
-    pub head: Bytes,
-    /// Framing of the body.
-    pub framing: &'static dyn BodyFraming,
-    /// Creates a reader for the response.
-    pub reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
-    /// True if the request may use an idle connection.
-    pub reuses_connections: bool,
-}
-
-/// TLS settings of a request that is passed on.
-pub struct PassingTls {
-    /// Settings of the configuration.
-    pub client: Arc<TlsClient>,
-    /// Name that the server's certificate must have, if certificates are verified.
-    pub name: Box<[u8]>,
-    /// Names of the client certificate and its key, if they depend on the request.
-    pub certificate: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-impl PassingTls {
-    /// Creates the settings for servers that the URL calls `host`. The location's own names are evaluated later.
-    ///
-    /// # Panics
-    /// The scope was not prepared for TLS.
-    pub fn new(settings: &UpstreamSettings, host: &[u8]) -> PassingTls {
-        let client = settings.tls.client.as_ref().and_then(|client| client.get());
-        let client = Arc::clone(client.expect("a scope that may use TLS has its settings"));
-        PassingTls { client, name: without_port(host).into(), certificate: None }
-    }
-
-    /// Evaluates the location's names for the request and the chosen server.
-    pub fn evaluate(&mut self, request: &Request, settings: &UpstreamSettings) {
-        if let Some(name) = settings.tls.name.get_opt() {
-            self.name = without_port(&name.evaluate(request)).into();
-        }
-        if let Some((own, key)) = &settings.tls.certificate {
-            self.certificate = Some((own.evaluate(request), key.evaluate(request)));
-        }
-    }
-
-    /// The settings for this server. A client certificate that depends on the request is loaded now.
-    pub(super) async fn client(&self) -> Result<Arc<TlsClient>, NamedFailure> {
-        match &self.certificate {
-            Some((certificate, key)) if self.client.needs_certificate() => {
-                self.client.with_certificate(certificate, key).await
-            }
-            _ => Ok(Arc::clone(&self.client)),
-        }
-    }
-}
 
 /// Current action, for messages.
 const SENDING: &str = "sending request to upstream";
-pub(super) const READING: &str = "reading response header from upstream";
 
 /// Progress of a request over all servers, which decides about retries.
 #[derive(Default)]
@@ -362,13 +258,6 @@ fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, no
 }
 
 impl Passing<'_> {
-    /// Sets the head that `write` has made, for a connection of its own.
-    pub fn set_head(&mut self, head: Bytes) {
-        if let Wire::Alone(wire) = &mut self.wire {
-            wire.head = head;
-        }
-    }
-
     /// True if the next server is tried after `tries` tries since `began`. If so, the group's retry budget is charged.
     #[cold]
     fn take_retry(&self, request: &Request, on: RetryOn, progress: &Progress, tries: u64, began: Moment) -> bool {
@@ -400,13 +289,6 @@ impl Passing<'_> {
             && !progress.has_taken_body
             && (time_max.is_zero() || gale_runtime::now().since(began) < time_max)
     }
-}
-
-/// True if the scheme of credentials or of a challenge authenticates the connection and not the request. (RFC 4559 §6,
-/// and Microsoft's NTLM over HTTP)
-pub(super) fn authenticates_connection(value: &[u8]) -> bool {
-    let scheme = value.split(|byte| *byte == b' ' || *byte == b',').next().unwrap_or_default();
-    [&b"NTLM"[..], b"Negotiate"].iter().any(|name| scheme.eq_ignore_ascii_case(name))
 }
 
 /// True if a request may be sent twice. (RFC 9110 §9.2.2; nginx's list)
@@ -795,15 +677,6 @@ fn of_handshake(failure: ConnectFailure) -> Failure {
     }
 }
 
-/// Describes a failed receive in nginx's words.
-pub(super) fn receive_failure(error: &io::Error) -> String {
-    match error.get_ref().and_then(|inner| inner.downcast_ref::<TlsFailure>()) {
-        Some(TlsFailure::CutShort) => "upstream prematurely closed connection without close_notify".to_owned(),
-        Some(failure) => failure.to_string().replacen("SSL_do_handshake()", "SSL_read()", 1),
-        None => format!("recv() failed {}", OsErrorText(error)),
-    }
-}
-
 /// Guard that ends an attempt when connecting is abandoned.
 struct Recording(Rc<Records>);
 
@@ -825,34 +698,7 @@ fn failed_for_memory(request: &Request) -> Failure {
     Failure::Final(503)
 }
 
-/// Reason for which there is no head.
-pub(super) enum End {
-    /// The connection ended before the head.
-    Closed,
-    /// Sending failed.
-    Sending(io::Error),
-    /// Receiving failed.
-    Receiving(io::Error),
-    /// Read timeout.
-    Silent,
-    /// The head is invalid.
-    Malformed(Malformed),
-    /// The request could not be sent.
-    Send(SendError),
-    /// The server has not processed the request.
-    Unprocessed,
-}
-
 impl End {
-    /// True if an idle connection that the server has closed may fail in this way.
-    fn is_of_connection(&self) -> bool {
-        match self {
-            End::Closed | End::Sending(_) => true,
-            End::Receiving(error) => error.kind() != io::ErrorKind::OutOfMemory,
-            End::Silent | End::Malformed(_) | End::Send(_) | End::Unprocessed => false,
-        }
-    }
-
     /// Logs the error in nginx's words.
     #[cold]
     fn tell(self, request: &Request) -> Failure {

@@ -21,13 +21,14 @@ use gale_spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolPath};
 use gale_upstream::connecting::log_timeout;
 
 use crate::answering::Answering;
-use crate::attempt::{Passing, receive_failure};
+use crate::failure::receive_failure;
+use crate::passing::Passing;
 use crate::receiving::{BodyRead, Malformed};
 use crate::sending::SendError;
-use crate::store::Storing;
+use crate::store::{Rest, Storing};
 
 /// Maximum number of bytes received at once.
-pub(super) const PIECE_BYTES: usize = 64 * 1024;
+const PIECE_BYTES: usize = 64 * 1024;
 
 /// Minimum number of bytes requested at once, however little room there is.
 const PIECE_BYTES_MIN: usize = 4096;
@@ -309,12 +310,7 @@ impl UpstreamBody {
 
     /// Receives the next piece, of at most `most` bytes unless more has already arrived. `None` once the response has
     /// ended in any way.
-    pub(super) fn poll_receive(
-        &mut self,
-        request: &Request,
-        most: usize,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Bytes>> {
+    fn poll_receive(&mut self, request: &Request, most: usize, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
             if let Some(storing) = &mut self.storing {
                 match storing.poll_room(request, context) {
@@ -382,6 +378,12 @@ impl UpstreamBody {
                 Poll::Pending => return Poll::Pending,
             }
         }
+    }
+}
+
+impl Rest for UpstreamBody {
+    fn poll_piece(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.poll_receive(request, PIECE_BYTES, context)
     }
 }
 

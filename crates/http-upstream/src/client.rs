@@ -21,8 +21,9 @@ use gale_tls::{NamedFailure, TlsFailure, TlsStream};
 use gale_upstream::PeerName;
 use gale_worker::{CountedConnection, Worker};
 
-use crate::attempt::{PassingTls, receive_failure};
+use crate::failure::receive_failure;
 use crate::http1::Http1Reader;
+use crate::passing_tls::PassingTls;
 use crate::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
 use crate::record::Records;
 

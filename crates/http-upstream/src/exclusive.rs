@@ -8,8 +8,9 @@ use gale_protocol::request::Version;
 use gale_runtime::Buffer;
 use gale_upstream::{Chosen, Pool, PoolKey, PooledConnection};
 
-use crate::answering::{Heading, tell_messages};
-use crate::attempt::{Alone, End, Passing, READING};
+use crate::failure::{End, READING};
+use crate::heading::{Heading, tell_messages};
+use crate::passing::{Alone, Passing};
 use crate::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
 use crate::record::Records;
 use crate::sending::{SendError, Sending};

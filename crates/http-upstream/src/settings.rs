@@ -35,7 +35,7 @@ pub use self::head::HeadSettings;
 pub use self::protocol::{HasGroup, SettingsGroup, UpstreamOf, UpstreamProtocol};
 pub use self::retry::{RetrySettings, StaleSettings};
 pub use self::tls::ServerTlsSettings;
-pub use crate::store::StoreSettings;
+pub use crate::store_settings::StoreSettings;
 pub use gale_http_cache::settings::CacheSettings;
 
 /// Makes [`UpstreamSettings`] and its groups.

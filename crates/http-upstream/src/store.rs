@@ -9,110 +9,29 @@
 //! A disk that fails, or is behind for too long, costs the file alone: the client gets the response.
 
 use std::cell::RefCell;
-use std::ffi::OsStr;
 use std::future::poll_fn;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, UNIX_EPOCH};
 
 use gale_base::http_date;
 use gale_base::log_level::Level;
-use gale_config::Setting;
-use gale_engine::configuration::{KnownPath, Reach};
 use gale_files::likely_device;
 use gale_http::files::placing::{Content, Target, directory_permissions, place};
 use gale_http::request::Request;
-use gale_http::request::configuration::Scope;
-use gale_http::request::files::{find_path, may_lead_out, pool_of};
+use gale_http::request::files::pool_of;
 use gale_http::request::response::FieldList;
 use gale_http::request::subrequest::{Copy, copy_in_background};
-use gale_http::variables::template::Template;
 use gale_protocol::response::ResponseField;
 use gale_runtime::{Bytes, Notify, ThreadPool, Timer, timeout};
 use gale_spool::{Spool, SpoolOptions, SpoolPath};
 
-use crate::attempt::Passing;
-use crate::body::{PIECE_BYTES, UpstreamBody};
+use crate::passing::Passing;
 use crate::receiving::UpstreamHead;
 use crate::settings::UpstreamSettings;
 
 /// Time for which the server waits for a disk that is behind.
 const DISK_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Settings of a location for storing: `proxy_store`, `proxy_store_access`.
-#[derive(Default)]
-pub struct StoreSettings {
-    /// Destination of stored responses.
-    pub to: Setting<StoreTo>,
-    /// The permissions of the files.
-    pub access: Setting<u32>,
-}
-
-/// Destination of stored responses.
-#[derive(Clone, Default)]
-pub enum StoreTo {
-    /// Nowhere.
-    #[default]
-    Off,
-    /// The path by `root` or `alias` for the request's URI.
-    Document,
-    /// This path; relative to the second one, unless it is absolute.
-    Path(Template, Arc<Path>),
-}
-
-impl StoreSettings {
-    /// True if responses are stored.
-    pub fn is_on(&self) -> bool {
-        !matches!(self.to.get_opt(), None | Some(StoreTo::Off))
-    }
-
-    /// Notes the directories to which requests of this scope write files.
-    pub fn note_reach(&self, scope: &Scope, directive: &str, reach: &mut Reach) {
-        match self.to.get_opt() {
-            None | Some(StoreTo::Off) => {}
-            Some(StoreTo::Document) => reach.writes(scope.core.root.get().known_path(), directive),
-            // For a whole path this includes its directory, where the file replaces another one.
-            Some(StoreTo::Path(template, prefix)) => match template.known_path() {
-                KnownPath::Beginning(b"") => reach.writes(KnownPath::Beginning(b""), directive),
-                KnownPath::Whole(path) | KnownPath::Beginning(path) => {
-                    let path = prefix.join(OsStr::from_bytes(path));
-                    reach.writes(KnownPath::Beginning(path.as_os_str().as_bytes()), directive);
-                }
-            },
-        }
-    }
-
-    /// The path of the file for a response to this request.
-    fn path(&self, request: &Request) -> Option<PathBuf> {
-        let mut path = Vec::new();
-        let prefix = match self.to.get_opt()? {
-            StoreTo::Off => return None,
-            StoreTo::Document => {
-                find_path(request, &mut path).ok()?;
-                None
-            }
-            StoreTo::Path(template, prefix) => {
-                path = template.evaluate(request);
-                // A path with variables must not lead out of the directory.
-                if template.as_constant().is_none() && may_lead_out(&path) {
-                    let path = bstr::BStr::new(&path);
-                    request.log(Level::Error, format_args!("unsafe path \"{path}\", the response is not stored"));
-                    return None;
-                }
-                Some(prefix)
-            }
-        };
-        // A path that ends with a slash names no file.
-        if path.is_empty() || path.ends_with(b"/") || path.contains(&0) {
-            return None;
-        }
-        let path = Path::new(OsStr::from_bytes(&path));
-        Some(prefix.map_or_else(|| path.to_owned(), |prefix| prefix.join(path)))
-    }
-}
 
 /// A response being stored.
 pub(super) struct Storing {
@@ -123,12 +42,18 @@ pub(super) struct Storing {
     task: Teller,
 }
 
+/// The rest of a body, which is read only to be stored.
+pub(super) trait Rest {
+    /// Receives and stores a piece. `None` once the body has ended in any way.
+    fn poll_piece(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Bytes>>;
+}
+
 /// A message to the task.
 enum Told {
     /// The spool has the whole response.
     Whole(Spool),
     /// The task has to read the rest, because the client has left.
-    Rest(Box<UpstreamBody>),
+    Rest(Box<dyn Rest>),
 }
 
 #[derive(Default)]
@@ -234,7 +159,7 @@ pub(super) fn begin(
 async fn finish(request: Copy, listener: Listener, target: Target, pool: ThreadPool) {
     while let Some(told) = listener.hear().await {
         match told {
-            Told::Rest(mut body) => body.read_to_end(&request).await,
+            Told::Rest(mut rest) => while poll_fn(|context| rest.poll_piece(&request, context)).await.is_some() {},
             Told::Whole(spool) => {
                 put(&request, spool, target, &pool).await;
                 return;
@@ -305,11 +230,11 @@ impl Storing {
     }
 
     /// Lets the task read the rest of the body, which the client does not want any more.
-    pub fn read_on(self: Box<Storing>, body: impl FnOnce(Box<Storing>) -> UpstreamBody) {
+    pub fn read_on<R: Rest + 'static>(self: Box<Storing>, rest: impl FnOnce(Box<Storing>) -> R) {
         let channel = Rc::clone(&self.task.0);
         // If the task has ended, nothing is read.
         if !channel.state.borrow().is_deaf {
-            channel.tell(Told::Rest(Box::new(body(self))));
+            channel.tell(Told::Rest(Box::new(rest(self))));
         }
     }
 
@@ -323,12 +248,5 @@ impl Storing {
     /// Ends with the whole response stored.
     pub fn finish(self) {
         self.task.0.tell(Told::Whole(self.spool));
-    }
-}
-
-impl UpstreamBody {
-    /// Reads the rest, only to store it.
-    async fn read_to_end(&mut self, request: &Request) {
-        while poll_fn(|context| self.poll_receive(request, PIECE_BYTES, context)).await.is_some() {}
     }
 }

@@ -6,7 +6,6 @@
 
 use super::RequestDirectives;
 use super::freshness::{Lifetime, NotStored, current_age, is_of_later};
-use crate::purges::Verdict;
 
 /// Result of a lookup; `S` is the caller's handle of a stored response.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +29,17 @@ pub struct Stored {
     pub renewed: Renewed,
     /// Effect of purges on it.
     pub purged: Verdict,
+}
+
+/// Effect of the purges on an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// The entry is not purged.
+    Valid,
+    /// The entry is treated as stale.
+    Stale,
+    /// The entry must not be used.
+    Gone,
 }
 
 /// The part of a [`Lifetime`] that the index keeps.

@@ -16,6 +16,7 @@ mod table;
 pub mod vary;
 
 pub use cache_control::{RequestDirectives, ResponseDirectives};
+pub use decision::Verdict;
 pub use freshness::{Lifetime, NotStored, Storing, current_age, is_of_later};
 pub use no_vary_search::SearchRules;
 pub use rules::{Conformance, Rules};

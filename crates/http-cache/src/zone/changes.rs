@@ -7,7 +7,7 @@ use parking_lot::MutexGuard;
 use super::CacheZone;
 use crate::index::{Entry, Kind};
 use crate::journal::{Changes, Record};
-use crate::purges::Verdict;
+use crate::policy::Verdict;
 
 /// Maximum size of pending changes, in bytes: beyond it the journal is rewritten.
 const CHANGES_MAX: usize = 16 << 20;

@@ -266,8 +266,8 @@ mod tests {
     use gale_runtime::{EventLoop, LoopOptions};
 
     use super::*;
+    use crate::directory::{CacheDirectory, PathOptions};
     use crate::key::id_of;
-    use crate::settings::{CacheDirectory, PathOptions};
 
     /// Runs `test` on a loop, with a cache that has no directory.
     fn on_a_loop(test: impl FnOnce(Arc<CacheZone>)) {

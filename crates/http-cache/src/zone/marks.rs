@@ -8,8 +8,8 @@ use super::text_table::TextTable;
 use crate::format::{Meta, file_length};
 use crate::index::{Entry, Evicted, Kind, ROWS_MAX};
 use crate::key::Id;
+use crate::policy::Verdict;
 use crate::policy::{NotStored, SearchRules};
-use crate::purges::Verdict;
 
 /// Lists of field names in `Vary`.
 pub(super) type VaryLists = TextTable<()>;
@@ -126,8 +126,8 @@ fn likely_mark_length(text: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::directory::{CacheDirectory, PathOptions};
     use crate::key::id_of;
-    use crate::settings::{CacheDirectory, PathOptions};
     use crate::zone::Lookup;
 
     /// A cache with room in its index for more marks than there are rows.

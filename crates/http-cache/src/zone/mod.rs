@@ -34,10 +34,10 @@ use std::task::{Context, Poll, Waker};
 use bstr::BString;
 use parking_lot::{Mutex, RwLock};
 
+use super::directory::{CacheDirectory, PathOptions};
 use super::index::{Entry, Index, Kind, seconds};
 use super::key::{Id, path_of};
 use super::purges::Purges;
-use super::settings::{CacheDirectory, PathOptions};
 use super::store::{self, OpenError, Opened};
 use changes::Journal;
 use fills::{FILL_SHARDS, InFlight, Listed};

@@ -7,10 +7,10 @@ use gale_files::likely_device;
 use gale_runtime::{ThreadPool, default_pool};
 
 use super::CacheZone;
+use crate::directory::Pace;
 use crate::index::{Evicted, Kind};
 use crate::journal::Record;
 use crate::key::Id;
-use crate::settings::Pace;
 use crate::store;
 
 /// Maximum number of entries removed for a new one, which may be large while they are small. The manager does the rest.

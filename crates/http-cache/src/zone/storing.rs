@@ -13,7 +13,7 @@ use crate::format::Meta;
 use crate::index::{Entry, Kind, seconds};
 use crate::key::{Id, id_of};
 use crate::policy::Lifetime;
-use crate::purges::Verdict;
+use crate::policy::Verdict;
 use crate::store::{self, Unnamed};
 
 impl CacheZone {

@@ -19,13 +19,13 @@ use gale_http_cache::format::{Meta, VARIES};
 use gale_http_cache::index::{Entry, Evicted, Kind};
 use gale_http_cache::key::{Id, KEY_BYTES_MAX, id_of, variant_id};
 use gale_http_cache::memory::{self, Hot};
+use gale_http_cache::policy::Verdict;
 use gale_http_cache::policy::decision::{
     Age, Allowed, Coming, Decision, Found, Meanwhile, Missing, Renewed, Revalidation, StorePlan, Stored,
     accepts_any_fresh, decide, is_served_while_it_comes,
 };
 use gale_http_cache::policy::vary::append_variant;
 use gale_http_cache::policy::{RequestDirectives, Rules};
-use gale_http_cache::purges::Verdict;
 use gale_http_cache::search::SearchKey;
 use gale_http_cache::settings::{CacheChoice, CachePath, CacheSettings, holds};
 use gale_http_cache::zone::{FoundFill, Lookup};
@@ -36,7 +36,8 @@ use gale_runtime::{Moment, Timer, timeout};
 use super::opening::{Unread, entry_of, is_body_at_hand, look_whether_still_there, open, open_cold};
 use super::receive::hot_of;
 use super::serve::{Serving, serve_fill, serve_hot, told_length};
-use super::{AskedBecause, CacheNote, CacheStatus, Caching, Part, Update, count, count_use, purge};
+use super::{AskedBecause, CacheNote, CacheStatus, Part, Update, count, count_use, purge};
+use crate::caching_state::Caching;
 use crate::settings::RetryOn;
 
 /// Result of consulting the cache.

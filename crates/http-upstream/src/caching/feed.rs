@@ -34,7 +34,7 @@ use gale_runtime::{Bytes, Device, Moment, ThreadPool, Timer, sleep, timeout};
 
 use super::batches::detach_with_others;
 use crate::answering::Answering;
-use crate::attempt::receive_failure;
+use crate::failure::receive_failure;
 use crate::receiving::{BodyRead, Malformed};
 use crate::settings::UpstreamSettings;
 

@@ -15,7 +15,8 @@ use gale_protocol::response::ResponseField;
 
 use super::consult::look;
 use super::receive::{hot_of, is_about_another, put_renewed, renew_file, renewed_meta};
-use super::{Caching, search};
+use super::search;
+use crate::caching_state::Caching;
 use crate::settings::{Ignored, UpstreamSettings};
 
 /// Applies the fields of a HEAD answered with 200. True if a response to GET is stored or in flight: the response to

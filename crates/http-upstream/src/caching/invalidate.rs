@@ -23,9 +23,10 @@ use gale_http_cache::services::write_soon;
 use gale_protocol::request::{KnownHeader, Scheme};
 use gale_protocol::response::ResponseField;
 
-use super::{Caching, search};
-use crate::attempt::Passing;
-use crate::response::ServerNames;
+use super::search;
+use crate::caching_state::Caching;
+use crate::passing::Passing;
+use crate::rewriter::ServerNames;
 
 /// Invalidates after a success. If the key ends with the target of the client's or the server's request, the keys for
 /// the URIs that the response names are made by replacing that target.

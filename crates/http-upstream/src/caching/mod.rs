@@ -39,12 +39,13 @@ use gale_base::log_level::Level;
 use gale_http::request::Request;
 use gale_http_cache::CacheZone;
 use gale_http_cache::key::{Id, id_of};
-use gale_http_cache::memory::{self, Hot};
+use gale_http_cache::memory;
 use gale_http_cache::policy::{Lifetime, NotStored};
-use gale_http_cache::search::SearchKey;
 use gale_http_cache::settings::CacheSettings;
-use gale_http_cache::zone::{Lead, WAYS};
+use gale_http_cache::zone::WAYS;
 use gale_protocol::request::KnownHeader;
+
+use crate::caching_state::Caching;
 
 pub use consult::{Consulted, consult, try_hit};
 pub(super) use receive::{begin, judge, note_of_user, revalidate, serve_stale, tell_error, tell_intercepted};
@@ -182,33 +183,6 @@ impl CacheStatus {
             CacheStatus::Hit => "HIT",
         }
     }
-}
-
-/// The cache's state for a request that is passed on.
-pub struct Caching {
-    zone: Arc<CacheZone>,
-    /// The sum of the key.
-    primary: Id,
-    key: Rc<[u8]>,
-    /// The request's own key; `key` may be one that equivalent queries share.
-    own: Rc<[u8]>,
-    /// The parts of the request's own key, if `No-Vary-Search` is on.
-    search: Option<Rc<SearchKey>>,
-    /// The id of the lookup: that of the key, or of a variant.
-    id: Id,
-    /// The right to store the response.
-    lead: Option<Lead>,
-    /// True if the response may be stored, even without a lead yet.
-    may_store: bool,
-    /// A stale response.
-    stale: Option<Rc<Hot>>,
-    /// True if the request refuses a fresh response.
-    is_by_request: bool,
-    /// True if a fresh response is stored whose disk is too slow: other requests read this response while it arrives,
-    /// and it is not stored again.
-    is_stored: bool,
-    /// `cache_normalize_language`
-    normalizes_language: bool,
 }
 
 impl Caching {

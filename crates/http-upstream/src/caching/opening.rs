@@ -19,7 +19,8 @@ use gale_runtime::{Moment, timeout};
 use super::batches::detach_with_others;
 use super::receive::announced_length;
 use super::serve::Serving;
-use super::{Caching, count, stored};
+use super::{count, stored};
+use crate::caching_state::Caching;
 
 /// Reason for which an entry is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,10 +31,11 @@ use super::consult::{forbids_storing, settings_use, variant_of};
 use super::invalidate::{invalidate, stands_for_get};
 use super::resume::{is_part, strong_tag};
 use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot, told_length};
-use super::{AskedBecause, CacheNote, CacheStatus, Caching, note_entry};
+use super::{AskedBecause, CacheNote, CacheStatus, note_entry};
 use super::{feed, freshen, search};
 use crate::answering::Answering;
-use crate::attempt::Passing;
+use crate::caching_state::Caching;
+use crate::passing::Passing;
 use crate::receiving::{BodyRead, UpstreamHead};
 use crate::settings::{Ignored, RetryOn, UpstreamSettings};
 

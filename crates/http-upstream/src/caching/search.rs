@@ -21,7 +21,7 @@ use gale_http_cache::store;
 use gale_http_cache::zone::Purged;
 use gale_runtime::ThreadPool;
 
-use super::Caching;
+use crate::caching_state::Caching;
 
 /// The rules in these fields.
 pub(super) fn rules_of(fields: &FieldList) -> Option<SearchRules> {

@@ -23,11 +23,13 @@ use gale_runtime::Bytes;
 use super::receive::announced_length;
 use super::resume::{Remainder, strong_tag};
 use super::stored::{Patience, body_of_file, is_of_disk, note_error, note_late};
-use super::{CacheStatus, Caching, note_entry, tell_status};
+use super::{CacheStatus, note_entry, tell_status};
 use crate::body::{Flushing, NoBody};
+use crate::caching_state::Caching;
+use crate::client_head::{copy_head, intercept, obey_head};
 use crate::receiving::UpstreamHead;
 use crate::record::Records;
-use crate::response::{HeadRewriter, copy_head, intercept, obey_head};
+use crate::rewriter::HeadRewriter;
 use crate::settings::UpstreamSettings;
 
 /// The location's processing of heads.

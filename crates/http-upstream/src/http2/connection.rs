@@ -856,7 +856,7 @@ impl Lost {
             Lost::NoMemory => "the worker's memory for buffers is exhausted".to_owned(),
             Lost::Failed(..) => {
                 let error = self.error();
-                crate::attempt::receive_failure(&error)
+                crate::failure::receive_failure(&error)
             }
         }
     }

@@ -7,7 +7,7 @@ use gale_config::Diagnostic;
 use gale_http_cache::settings::CacheSettings;
 
 use super::UpstreamSettings;
-use crate::store::StoreSettings;
+use crate::store_settings::StoreSettings;
 
 /// A group of settings, filled by directives that some protocols have.
 pub trait SettingsGroup: PartOfSettings + Default {

@@ -13,15 +13,14 @@ use gale_engine::variables::is_name_byte;
 use gale_http::configuration::builder::InHttp;
 use gale_http::variables::template::Template;
 use gale_http_cache::CacheZone;
+use gale_http_cache::directory::{CacheDirectory, PathOptions};
 use gale_http_cache::key::Levels;
 use gale_http_cache::policy::Conformance;
 use gale_http_cache::policy::freshness::Heuristic;
 use gale_http_cache::services::CacheService;
-use gale_http_cache::settings::{
-    CacheChoice, CacheDirectory, CacheKey, CachePath, PathOptions, QueryInKey, Valid, method_bit,
-};
+use gale_http_cache::settings::{CacheChoice, CacheKey, CachePath, QueryInKey, Valid, method_bit};
 use gale_http_upstream::settings::{CacheSettings, HasGroup, RetryOn, StoreSettings, UpstreamOf};
-use gale_http_upstream::store::StoreTo;
+use gale_http_upstream::store_settings::StoreTo;
 use gale_protocol::request::Method;
 use gale_spool::TempPath;
 use gale_worker::service::ServiceSpec;
