@@ -84,7 +84,8 @@ fn can_be_told() -> bool {
         .run(async { matches!(file_in_memory().look(0, 4096).unwrap(), CachedRead::Found(_)) })
 }
 
-/// Reads 64 KiB with unknown state, while the device is busy.
+/// Reads 64 KiB with unknown state, while the device is busy. True if the helper has answered, and if the rest of the
+/// file may go by `sendfile` then, since the helper holds it.
 fn read_unlooked(offset: u64) -> bool {
     EventLoop::new(LoopOptions::default()).unwrap().run(async {
         let file = file_in_memory();
@@ -104,11 +105,13 @@ fn read_unlooked(offset: u64) -> bool {
         let piece = file.begin_read(&other, offset, 1 << 16, how).unwrap().await.unwrap();
         assert!(piece.len() == (1 << 16) && piece.iter().all(|&byte| byte == b'x'));
         let after = file_counters();
+        let rest = offset.next_multiple_of(1 << 16);
+        let is_held = file.sendfile_length(rest, LENGTH as u64 - rest).unwrap() == LENGTH as u64 - rest;
         // A thread may have read it if the page was evicted or the answer was late.
         let was_told = after.resident_answers > before.resident_answers && other.counters().completed == 0;
         drop((reads, hold));
         task.await.unwrap();
-        was_told
+        was_told && is_held
     })
 }
 

@@ -71,6 +71,7 @@ pub use executor::budget::{Effort, charge_begun, charge_units, poll_begin, poll_
 pub use executor::panics::{Panic, catch_panic, catch_panic_of, panic_count, set_panic_reporter};
 pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
 pub use inbox::{Call, Remote, RemoteError};
+pub use memory::limits::available as available_memory;
 pub use memory::{
     Buffer, Bytes, Charge, LEASE_CLASSES, Lease, Output, ReadMemory, leased_bytes, leased_bytes_max, leases_exhausted,
     set_leased_bytes_max, set_shared_bytes_max, share_leases, shared_bytes, shared_bytes_max,

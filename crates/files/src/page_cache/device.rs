@@ -3,8 +3,8 @@
 //! | condition | reads in flight | reads on a loop (`RWF_NOWAIT`) | `sendfile` |
 //! |---|---|---|---|
 //! | healthy | fewer than four | always | of pages that a fact of a second, or a read now, shows in memory |
-//! | busy | four or more in two seconds | of pages known to be in memory | the same, if used before (fact of 24 ms) |
-//! | not answering | some, and none has ended for a while | of pages known to be in memory | never |
+//! | busy | four or more in two seconds | of pages known to be in memory | of pages that the helper holds |
+//! | not answering | some, and none has ended for a while | of pages known to be in memory | the same |
 //!
 //! A device is also busy for two seconds after a call on a loop has waited for it.
 //!

@@ -1,7 +1,7 @@
 //! Facts about pages in memory, each with the time at which the kernel gave it: an answer of the page cache helper, a
 //! read that did not wait, a `sendfile` that did not.
 //!
-//! A second table of this kind holds uses: parts that were sent or read.
+//! Further tables of this kind have the parts that the page cache helper holds in memory, and the parts that were used.
 //!
 //! A lock-free table for all files and loops, by device and inode. An entry is one word and describes a *window* of 1
 //! MiB in *parts* of 64 KiB; a bit is set if all of a part was in memory. An entry is as old as its oldest bit. A set
@@ -14,7 +14,7 @@
 //! ```
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -150,27 +150,13 @@ impl Facts {
     /// of the piece.
     #[inline]
     pub fn known_length(&self, file: FileHash, offset: u64, length: u64, age: Duration, now: Moment) -> u64 {
-        self.length_of_age(file, offset, length, Duration::ZERO..=age, now)
-    }
-
-    /// The same for parts whose entry has an age in this range.
-    #[inline]
-    pub fn length_of_age(
-        &self,
-        file: FileHash,
-        offset: u64,
-        length: u64,
-        age: RangeInclusive<Duration>,
-        now: Moment,
-    ) -> u64 {
-        let ticks = |age: &Duration| (age.as_nanos() as u64) >> TICK_SHIFT;
-        let age = ticks(age.start())..=ticks(age.end());
+        let age = (age.as_nanos() as u64) >> TICK_SHIFT;
         let end = offset.saturating_add(length);
         let mut at = offset;
         while at < end {
             let window = at / WINDOW;
             let (set, tag) = self.set(file, window);
-            let known = |entry: u64| match entry & TAG_MASK == tag && age.contains(&age_ticks(entry, now)) {
+            let known = |entry: u64| match entry & TAG_MASK == tag && age_ticks(entry, now) <= age {
                 true => entry >> PARTS_SHIFT & PARTS_MASK,
                 false => 0,
             };

@@ -3,23 +3,29 @@
 //! mincore(2) tells that to the owner of a file, to a process that may write the file, and to one with CAP_FOWNER; for
 //! others it reports every page as resident. An unprivileged worker process is none of these for most files. So a
 //! helper process with CAP_FOWNER and no other capability answers for descriptors that the worker process has opened
-//! and sends. mincore reads nothing, waits for no device, and counts no page that is still being read.
+//! and sends. mincore reads nothing, waits for no device, and counts no page that is still being read. Pages that a
+//! loop wants to send by `sendfile` are also held for a moment ([`super::held`]).
 //!
 //! The helper refuses everything else: after its start a seccomp filter leaves it the few system calls below, and no
-//! path is ever opened. One thread answers in the order of the questions; a question takes 1 to 75 microseconds.
+//! path is ever opened. One thread answers in the order of the questions; a question takes 1 to 200 microseconds.
 //!
-//! A question is a packet of 24 bytes (number, offset, length) with one descriptor, an answer one of 16 (number,
-//! bytes).
+//! A question is a packet of 40 bytes (number, offset, length, bytes of read-ahead, bytes to hold) with one
+//! descriptor, an answer one of 24 (number, bytes in memory, bytes held).
 
 use std::convert::Infallible;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
+use gale_runtime::available_memory;
 use gale_runtime::seccomp::{self, Filter, With};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
+
+use super::held::{HELD_FOR_QUESTION_MAX, HOLD_TIME, HeldPages};
 
 /// Longest range of a question: 1,024 pages of 4 KiB.
 pub(super) const QUESTION_BYTES_MAX: u64 = 4 << 20;
@@ -29,6 +35,10 @@ pub(super) const STARTED: u64 = 0;
 
 /// The helper does not know.
 const UNKNOWN: u64 = u64::MAX;
+
+/// Bytes of a question and of an answer.
+const QUESTION_SIZE: usize = 40;
+pub(super) const ANSWER_SIZE: usize = 24;
 
 /// Pages of one call of mincore(2).
 const PAGES_AT_ONCE: usize = 16;
@@ -45,42 +55,48 @@ pub(super) struct Question {
     pub number: u64,
     pub offset: u64,
     pub length: u64,
+    /// Distance to a missing page within which a read may trigger read-ahead: such pages are not held.
+    pub ahead: u64,
+    /// Bytes to be held in memory from the offset on, at most.
+    pub hold: u64,
 }
 
-/// The answer: the number of bytes in memory from the beginning of the range; `None` if the kernel does not tell.
+/// The answer: the number of bytes in memory from the beginning of the range, `None` if the kernel does not tell, and
+/// the number of bytes that are held there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Answer {
     pub number: u64,
     pub bytes: Option<u64>,
+    pub held: u64,
 }
 
 impl Question {
-    pub fn to_bytes(self) -> [u8; 24] {
-        let mut bytes = [0; 24];
-        bytes[..8].copy_from_slice(&self.number.to_ne_bytes());
-        bytes[8..16].copy_from_slice(&self.offset.to_ne_bytes());
-        bytes[16..].copy_from_slice(&self.length.to_ne_bytes());
-        bytes
+    pub fn to_bytes(self) -> [u8; QUESTION_SIZE] {
+        let Question { number, offset, length, ahead, hold } = self;
+        bytes([number, offset, length, ahead, hold])
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Question> {
-        let [number, offset, length] = words(bytes)?;
-        Some(Question { number, offset, length })
+        let [number, offset, length, ahead, hold] = words(bytes)?;
+        Some(Question { number, offset, length, ahead, hold })
     }
 }
 
 impl Answer {
-    fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.number.to_ne_bytes());
-        bytes[8..].copy_from_slice(&self.bytes.unwrap_or(UNKNOWN).to_ne_bytes());
-        bytes
+    fn to_bytes(self) -> [u8; ANSWER_SIZE] {
+        bytes([self.number, self.bytes.unwrap_or(UNKNOWN), self.held])
     }
 
     pub fn from_bytes(bytes: &[u8]) -> Option<Answer> {
-        let [number, count] = words(bytes)?;
-        Some(Answer { number, bytes: (count != UNKNOWN).then_some(count) })
+        let [number, count, held] = words(bytes)?;
+        Some(Answer { number, bytes: (count != UNKNOWN).then_some(count), held })
     }
+}
+
+fn bytes<const N: usize, const BYTES: usize>(words: [u64; N]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    bytes.as_chunks_mut::<8>().0.iter_mut().zip(words).for_each(|(bytes, word)| *bytes = word.to_ne_bytes());
+    bytes
 }
 
 fn words<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
@@ -95,18 +111,21 @@ fn words<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
 /// # Errors
 /// seccomp(2)'s when the system calls cannot be restricted.
 pub fn serve_page_cache_questions(socket: &OwnedFd) -> io::Result<Infallible> {
+    // Read before the restriction.
     let page = rustix::param::page_size() as u64;
+    let held = HeldPages::new(available_memory(), page);
     restrict_system_calls()?;
-    let code = i32::from(answer(socket, page).is_err());
+    let code = i32::from(answer(socket, page, held).is_err());
     // SAFETY: ends the process. The seccomp filter forbids all other clean-up.
     unsafe { libc::_exit(code) }
 }
 
 /// Answers until the other end is closed.
-fn answer(socket: &OwnedFd, page: u64) -> io::Result<()> {
-    send(socket, Answer { number: STARTED, bytes: None })?;
+fn answer(socket: &OwnedFd, page: u64, mut held: HeldPages) -> io::Result<()> {
+    send(socket, Answer { number: STARTED, bytes: None, held: 0 })?;
     loop {
-        let mut bytes = [0; 24];
+        release_in_time(socket, &mut held)?;
+        let mut bytes = [0; QUESTION_SIZE];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let into = &mut [IoSliceMut::new(&mut bytes)];
@@ -125,15 +144,43 @@ fn answer(socket: &OwnedFd, page: u64) -> io::Result<()> {
             RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
             _ => None,
         });
-        let known = file.as_ref().and_then(|file| resident_bytes(file.as_fd(), question, page));
+        let (known, held) = file.as_ref().map_or((None, 0), |file| examine(file.as_fd(), question, page, &mut held));
         // Closed before the answer: the worker process keeps its own descriptor until then, so this is not the last
         // close.
         drop(file);
-        match send(socket, Answer { number: question.number, bytes: known }) {
+        match send(socket, Answer { number: question.number, bytes: known, held }) {
             Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
             sent => sent?,
         }
     }
+}
+
+/// Waits for a question while pages are held, and releases them in time.
+fn release_in_time(socket: &OwnedFd, held: &mut HeldPages) -> io::Result<()> {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: HOLD_TIME.as_nanos() as i64 };
+    while !held.is_empty() {
+        match rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => held.release(Instant::now()),
+            Ok(_) => break,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of a range that are in memory, from its beginning on, and those that are held there now.
+fn examine(file: BorrowedFd<'_>, question: Question, page: u64, held: &mut HeldPages) -> (Option<u64>, u64) {
+    let stat = rustix::fs::fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file());
+    let Some(stat) = stat else { return (None, 0) };
+    let size = stat.st_size as u64;
+    let Some(resident) = resident_bytes(file, size, question, page) else { return (None, 0) };
+    // Nothing is read ahead at the end of a file.
+    let end = (question.offset + resident).min(size);
+    let safe_end = if end < size { end.saturating_sub(question.ahead) } else { end };
+    let hold_end = safe_end.min(question.offset.saturating_add(question.hold.min(HELD_FOR_QUESTION_MAX)));
+    let range = question.offset..hold_end.max(question.offset);
+    (Some(resident), held.hold(file, &stat, range, Instant::now()))
 }
 
 /// Sends an answer; retries while the kernel has no memory, because a request waits.
@@ -147,16 +194,15 @@ fn send(socket: &OwnedFd, answer: Answer) -> Result<(), Errno> {
 }
 
 /// Bytes in memory from the beginning of the range on.
-fn resident_bytes(file: BorrowedFd<'_>, question: Question, page: u64) -> Option<u64> {
+fn resident_bytes(file: BorrowedFd<'_>, size: u64, question: Question, page: u64) -> Option<u64> {
     let begin = question.offset / page * page;
     let end = question.offset.checked_add(question.length.min(QUESTION_BYTES_MAX))?;
     let length = end - begin;
-    let stat = rustix::fs::fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file())?;
     // Before Linux 6.5, or if the call is forbidden, only mincore is left.
     if cached_pages(file, begin, length) == Ok(0) {
         return Some(0);
     }
-    if !tells_the_truth(file, stat.st_size as u64, page)? {
+    if !tells_the_truth(file, size, page)? {
         return None;
     }
     let mapped = Mapped::new(file, begin, length)?;
@@ -230,9 +276,9 @@ impl Drop for Mapped {
     }
 }
 
-/// The system calls of [`serve_page_cache_questions`] (fcntl: a debug build uses it to close descriptors), and those
-/// that end the process or continue after a stop.
-const ALLOWED: [libc::c_long; 13] = [
+/// The system calls of [`serve_page_cache_questions`] (fcntl: the size of a pipe; a debug build uses it to close
+/// descriptors), and those that end the process or continue after a stop.
+const ALLOWED: [libc::c_long; 17] = [
     libc::SYS_recvmsg,
     libc::SYS_sendto,
     libc::SYS_close,
@@ -241,6 +287,11 @@ const ALLOWED: [libc::c_long; 13] = [
     libc::SYS_mmap,
     libc::SYS_mincore,
     libc::SYS_munmap,
+    libc::SYS_pipe2,
+    libc::SYS_splice,
+    libc::SYS_ppoll,
+    // Where the clock is no vDSO's.
+    libc::SYS_clock_gettime,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
     libc::SYS_exit_group,
@@ -264,11 +315,11 @@ mod tests {
 
     #[test]
     fn questions_and_answers_survive_their_way() {
-        let question = Question { number: 7, offset: 1 << 40, length: 12 };
+        let question = Question { number: 7, offset: 1 << 40, length: 12, ahead: 5, hold: 9 };
         assert_eq!(Question::from_bytes(&question.to_bytes()), Some(question));
-        assert_eq!(Question::from_bytes(&question.to_bytes()[..23]), None);
+        assert_eq!(Question::from_bytes(&question.to_bytes()[..39]), None);
         for bytes in [None, Some(0), Some(4096)] {
-            let answer = Answer { number: 8, bytes };
+            let answer = Answer { number: 8, bytes, held: 3 };
             assert_eq!(Answer::from_bytes(&answer.to_bytes()), Some(answer));
         }
     }
@@ -295,8 +346,8 @@ mod tests {
             return crate::skips::skip("the kernel has more or less in memory than it was asked for");
         };
         let told = |offset, length| {
-            let question = Question { number: 1, offset, length };
-            resident_bytes(file.as_fd(), question, PAGE)
+            let question = Question { number: 1, offset, length, ahead: 0, hold: 0 };
+            resident_bytes(file.as_fd(), 10 * PAGE, question, PAGE)
         };
         assert_eq!(told(0, 10 * PAGE), Some(4 * PAGE));
         assert_eq!(told(PAGE + 100, 2 * PAGE), Some(2 * PAGE));

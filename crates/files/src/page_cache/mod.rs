@@ -3,11 +3,12 @@
 //! Only the kernel knows, and its answer is valid for a moment. So a loop sends by `sendfile` only pages that a fact
 //! says are in memory ([`facts`]), and reads on its own only where it cannot wait. The [`Condition`] of the device
 //! decides how long a fact is valid, and whether a read that must not wait really does not. If a read might wait, the
-//! kernel is asked first: by the loop itself for files of its own user (cachestat(2)), by the page cache helper for
-//! others ([`helper`]).
+//! kernel is asked first: by the page cache helper ([`helper`]), or by the loop itself for small pieces of files of its
+//! own user (cachestat(2)). On a busy device `sendfile` takes only pages that the helper holds in memory ([`held`]).
 
 mod device;
 mod facts;
+mod held;
 mod helper;
 mod questions;
 
@@ -27,7 +28,8 @@ use rustix::io::Errno;
 
 use self::device::DeviceState;
 use self::facts::{Facts, PART};
-use self::helper::QUESTION_BYTES_MAX;
+use self::held::HELD_FOR_QUESTION_MAX;
+use self::helper::{QUESTION_BYTES_MAX, Question};
 use self::questions::{QUESTIONS, Told};
 use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
@@ -51,13 +53,9 @@ const FACT_TIME_READING: Duration = Duration::from_millis(250);
 /// Validity of a fact on a busy device. Long enough for all clients of a popular file to use one answer.
 const FACT_TIME_BUSY: Duration = Duration::from_millis(24);
 
-/// Time for which a used part counts as in demand, unless a page near it was found missing. On a busy device only such
-/// parts are sent by `sendfile`: the kernel evicts first what was read ahead and not used. Others are read, which does
-/// not wait if they were evicted. If the kernel cannot be asked, a pool thread checks for them before it reads.
+/// Time for which a part that was used is likely to be in memory, unless it was found missing: if the kernel cannot be
+/// asked, a pool thread checks for such parts before it reads.
 const IN_DEMAND_TIME: Duration = Duration::from_secs(60);
-
-/// Minimum age of the first use of a part that is likely to stay in memory: pages that were used once are evicted next.
-const IN_DEMAND_FROM: Duration = Duration::from_secs(2);
 
 /// Checks in flight per device on pool threads. Such a check updates the file's access time, or is made because the
 /// kernel cannot be asked. The limit leaves threads to the device's other queues when checks wait for the journal.
@@ -97,6 +95,8 @@ fn note_wait(device: &DeviceState) {
 /// Facts and states that all loops share.
 pub(crate) struct PageCache {
     facts: Facts,
+    /// Parts that the page cache helper holds in memory.
+    held: Facts,
     /// Parts that were sent or read in the last minute.
     uses: Facts,
     devices: [DeviceState; DEVICES],
@@ -119,6 +119,7 @@ impl PageCache {
     fn with(table: impl Fn() -> Facts) -> Arc<Self> {
         Arc::new(PageCache {
             facts: table(),
+            held: table(),
             uses: table(),
             devices: [const { DeviceState::new() }; DEVICES],
             missed_at_nanos: AtomicU64::new(0),
@@ -186,6 +187,12 @@ impl PageCache {
         let (began, count) = (now_anywhere(), (|state| &state.looks) as fn(&DeviceState) -> &AtomicU32);
         Some(InFlight { page_cache: Arc::clone(self), device, count, began, end: End::GivenUp })
     }
+}
+
+/// True if a piece of this length is one of several, as a whole file is sent: the page cache helper is asked about what
+/// follows, too.
+fn is_large(length: u64) -> bool {
+    length >= PART / 2
 }
 
 /// A read or a check in flight on a device.
@@ -339,7 +346,8 @@ impl File {
         if condition == Condition::Healthy || self.known_length(cache, offset, length, FACT_TIME_BUSY, now) == length {
             return Some(true);
         }
-        self.is_cached(cache, offset, length)
+        // An answer of the helper lasts longer, for all of a large file.
+        if is_large(length) && QUESTIONS.is_served() { None } else { self.is_cached(cache, offset, length) }
     }
 
     /// True if all pages of a piece are in the page cache, with those that the kernel would read ahead; pages that are
@@ -396,6 +404,13 @@ impl File {
         self.sendable(offset, length, 0)
     }
 
+    /// True if `sendfile` takes a piece of which [`File::sendfile_length`] is 0 only after the page cache helper has been
+    /// asked about it.
+    pub fn must_be_held(&self) -> bool {
+        let is_busy = || self.with_page_cache(|cache| cache.condition(self.metadata().device) != Condition::Healthy);
+        self.shared.access == ReadAccess::Local && QUESTIONS.is_served() && !self.is_written() && is_busy()
+    }
+
     /// Probes at least `least` bytes, even beyond [`PROBED_BYTES_MAX`], if no fact covers them.
     fn sendable(&self, offset: u64, length: u64, least: u64) -> io::Result<u64> {
         if self.waits_for_others() || self.writes_access_time() {
@@ -404,16 +419,10 @@ impl File {
         self.with_page_cache(|cache| {
             let now = now_anywhere();
             let condition = cache.device(self.metadata().device).condition(now);
-            // A file that is being written is sent once, and the kernel evicts its pages first.
-            if condition == Condition::NotAnswering || condition == Condition::Busy && self.is_written() {
-                return Ok(0);
+            if condition != Condition::Healthy {
+                return Ok(cache.held.known_length(self.shared.hash, offset, length, FACT_TIME_BUSY, now));
             }
-            let age = cache.fact_time(condition, now);
-            let known = self.known_length(cache, offset, length, age, now);
-            if condition == Condition::Busy {
-                let age = IN_DEMAND_FROM..=IN_DEMAND_TIME;
-                return Ok(cache.uses.length_of_age(self.shared.hash, offset, known, age, now));
-            }
+            let known = self.known_length(cache, offset, length, cache.fact_time(condition, now), now);
             if known > 0 && known >= least {
                 return Ok(known);
             }
@@ -483,34 +492,31 @@ impl File {
         }
     }
 
-    /// Notes that a page near this offset was missing: pages behind it that are in memory were read ahead again since
-    /// they were used.
-    fn note_not_in_demand(&self, cache: &PageCache, offset: u64) {
-        cache.uses.forget(self.shared.hash, offset..offset.saturating_add(QUESTION_BYTES_MAX));
-    }
-
     /// Notes that the page at this offset is not in memory.
     pub(super) fn note_missing(&self, cache: &PageCache, offset: u64) {
-        cache.facts.forget(self.shared.hash, offset..offset + 1);
-        self.note_not_in_demand(cache, offset);
+        [&cache.facts, &cache.uses].into_iter().for_each(|table| table.forget(self.shared.hash, offset..offset + 1));
         cache.note_miss(now_anywhere());
     }
 
     /// Asks the page cache helper about a piece, and notes the answer. If a whole large piece is wanted, the question
-    /// covers the rest of the file too.
+    /// covers the rest of the file too, and the helper holds the beginning of it in memory.
     pub(super) async fn ask(&self, cache: &PageCache, offset: u64, length: u64) -> Residency {
         let size = self.metadata().size;
         let ahead = cache.device(self.metadata().device).read_ahead_bytes();
-        let is_stream = length >= PART / 2;
-        let wanted = if is_stream { QUESTION_BYTES_MAX } else { (length + ahead).min(QUESTION_BYTES_MAX) };
+        let (wanted, hold) = match is_large(length) {
+            true => (QUESTION_BYTES_MAX, HELD_FOR_QUESTION_MAX),
+            false => ((length + ahead).min(QUESTION_BYTES_MAX), 0),
+        };
         let asked = wanted.min(size.saturating_sub(offset));
+        let question = Question { number: 0, offset, length: asked, ahead, hold };
         let asking = match self.shared.access {
-            ReadAccess::Local => QUESTIONS.ask(self, offset, asked),
+            ReadAccess::Local => QUESTIONS.ask(self, question),
             ReadAccess::Waits | ReadAccess::Simulated(_) => None,
         };
         let Some(asking) = asking else { return Residency::Unknown };
         count_event(Event::Question);
-        let Told { bytes: Some(told), at } = asking.await else { return Residency::Unknown };
+        let Told { bytes: Some(told), held, at } = asking.await else { return Residency::Unknown };
+        cache.held.note(self.shared.hash, offset..offset + held, size, at);
         match told {
             0 => {
                 self.note_missing(cache, offset);
@@ -520,9 +526,6 @@ impl File {
                 count_event(Event::ResidentAnswer);
                 let end = offset + told;
                 let safe_end = if end < size { end.saturating_sub(ahead) } else { end };
-                if told < asked {
-                    self.note_not_in_demand(cache, offset);
-                }
                 if safe_end < (offset + length).min(size) {
                     return Residency::NearMissing;
                 }

@@ -24,7 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::helper::{Answer, QUESTION_BYTES_MAX, Question, STARTED};
+use super::helper::{ANSWER_SIZE, Answer, QUESTION_BYTES_MAX, Question, STARTED};
 use crate::File;
 
 /// Questions in flight. The socket's buffer takes about as many.
@@ -52,6 +52,7 @@ struct State {
 struct Asked {
     /// Open until the answer is received, so the helper's descriptor is never the last one of the file.
     _file: File,
+    at: Moment,
     until: Instant,
     answer: Arc<Mutex<Pending>>,
 }
@@ -62,10 +63,14 @@ struct Pending {
     waker: Option<Waker>,
 }
 
-/// An answer and its time.
+/// An answer.
 #[derive(Clone, Copy)]
 pub(super) struct Told {
+    /// Bytes in memory, from the beginning of the range on; `None` if the helper does not know.
     pub bytes: Option<u64>,
+    /// Bytes of these that are held there for a moment.
+    pub held: u64,
+    /// Time of the question.
     pub at: Moment,
 }
 
@@ -82,13 +87,19 @@ pub fn use_page_cache_helper(socket: OwnedFd) -> io::Result<()> {
 }
 
 impl Questions {
-    /// Asks how much of this range is in memory, from its beginning on; `None` if the helper cannot be asked. The
-    /// answer is `None` if the helper does not know.
-    pub fn ask(&self, file: &File, offset: u64, length: u64) -> Option<Asking> {
-        if !self.is_served.load(Relaxed) || length == 0 {
+    /// True if there is a helper that answers.
+    #[inline]
+    pub fn is_served(&self) -> bool {
+        self.is_served.load(Relaxed)
+    }
+
+    /// Asks how much of a range is in memory, from its beginning on; `None` if the helper cannot be asked. The number
+    /// of the question does not matter.
+    pub fn ask(&self, file: &File, question: Question) -> Option<Asking> {
+        if !self.is_served() || question.length == 0 {
             return None;
         }
-        let length = length.min(QUESTION_BYTES_MAX);
+        let length = question.length.min(QUESTION_BYTES_MAX);
         let mut state = self.state.lock();
         let socket = Arc::clone(state.socket.as_ref()?);
         if state.asked.len() >= QUESTIONS_MAX {
@@ -97,10 +108,10 @@ impl Questions {
         state.last += 1;
         let number = state.last;
         let answer: Arc<Mutex<Pending>> = Arc::default();
-        let until = Instant::now() + ANSWER_TIMEOUT;
-        state.asked.insert(number, Asked { _file: file.clone(), until, answer: Arc::clone(&answer) });
+        let (at, until) = (system_now(), Instant::now() + ANSWER_TIMEOUT);
+        state.asked.insert(number, Asked { _file: file.clone(), at, until, answer: Arc::clone(&answer) });
         drop(state);
-        if send(&socket, file, Question { number, offset, length }).is_err() {
+        if send(&socket, file, Question { number, length, ..question }).is_err() {
             // The socket is full, or the helper has gone.
             drop(self.state.lock().asked.remove(&number));
             return None;
@@ -109,7 +120,7 @@ impl Questions {
     }
 
     fn receive(&self, socket: &OwnedFd) {
-        let mut bytes = [0; 16];
+        let mut bytes = [0; ANSWER_SIZE];
         let mut looked_at = Instant::now();
         loop {
             let now = Instant::now();
@@ -143,12 +154,12 @@ impl Questions {
     }
 
     fn handle(&self, bytes: &[u8]) {
-        let Some(Answer { number, bytes }) = Answer::from_bytes(bytes) else { return };
+        let Some(Answer { number, bytes, held }) = Answer::from_bytes(bytes) else { return };
         if number == STARTED {
             self.give_up(|_| true);
         } else {
             let asked = self.state.lock().asked.remove(&number);
-            asked.into_iter().for_each(|asked| asked.resolve(bytes));
+            asked.into_iter().for_each(|asked| asked.resolve(bytes, held));
         }
         self.is_served.store(true, Relaxed);
     }
@@ -158,15 +169,15 @@ impl Questions {
         let given_up: Vec<Asked> =
             self.state.lock().asked.extract_if(|_, asked| which(asked)).map(|(_, asked)| asked).collect();
         let are_any = !given_up.is_empty();
-        given_up.into_iter().for_each(|asked| asked.resolve(None));
+        given_up.into_iter().for_each(|asked| asked.resolve(None, 0));
         are_any
     }
 }
 
 impl Asked {
-    fn resolve(self, bytes: Option<u64>) {
+    fn resolve(self, bytes: Option<u64>, held: u64) {
         let mut pending = self.answer.lock();
-        pending.told = Some(Told { bytes, at: system_now() });
+        pending.told = Some(Told { bytes, held, at: self.at });
         let waker = pending.waker.take();
         drop(pending);
         // Without a lock, because this may close the file too.

@@ -23,9 +23,10 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use gale_files::{CachedRead, File, PieceRead, ReadHow, Rung, count_piece};
-use gale_runtime::{Bytes, ThreadPool, default_pool, leased_bytes, leased_bytes_max};
+use gale_runtime::{Bytes, Moment, ThreadPool, default_pool, leased_bytes, leased_bytes_max};
 
 use crate::files::FilePiece;
 use crate::files::client_rate::ClientRate;
@@ -46,6 +47,10 @@ const COLD_PIECE_MAX: u64 = 256 * 1024;
 /// Near the hard limit of leases reads shrink, but not below this: the response in flight ends, slowly, and the bytes
 /// that it has sent make room.
 const LEAST_PIECE: u64 = 4 * 1024;
+
+/// Time between two questions to the page cache helper for a response of which it holds no pages, since it has not the
+/// room: pieces are read meanwhile.
+const ASK_INTERVAL: Duration = Duration::from_millis(24);
 
 /// Upper bound of a read that `output_buffers` asks for.
 const BUFFER_BYTES_MAX: u64 = 1 << 20;
@@ -128,6 +133,8 @@ pub struct Delivery {
     client_rate: ClientRate,
     /// Offset at which the last `sendfile` ended: the rest of that piece goes the same way, however small it is.
     sendfile_ended_at: Option<u64>,
+    /// Time at which the page cache helper was last asked for the sake of `sendfile`.
+    asked_at: Option<Moment>,
 }
 
 impl Delivery {
@@ -195,6 +202,9 @@ impl Delivery {
             let length = piece.file.sendfile_length(piece.offset, self.sendfile_length(piece))?;
             if length > 0 {
                 return Ok(Next::Sendfile(length));
+            }
+            if self.may_ask(&piece.file) {
+                return self.begin_read(piece, CachedRead::NotLooked.how());
             }
         }
         let (file, offset) = (&piece.file, piece.offset);
@@ -289,6 +299,17 @@ impl Delivery {
         let is_allowed = self.options.sendfile && !self.sendfile_is_refused;
         let is_worth_it = piece.length >= SENDFILE_MIN || self.sendfile_ended_at == Some(piece.offset);
         is_allowed && is_worth_it && self.direct(&piece.file).is_none()
+    }
+
+    /// True if it is time to ask whether pages of the file may go by `sendfile`. The answer comes with the next piece.
+    fn may_ask(&mut self, file: &File) -> bool {
+        let now = gale_runtime::now();
+        let is_time = self.asked_at.is_none_or(|at| now >= at + ASK_INTERVAL);
+        let may_ask = is_time && file.must_be_held();
+        if may_ask {
+            self.asked_at = Some(now);
+        }
+        may_ask
     }
 
     fn direct(&self, file: &File) -> Option<u32> {

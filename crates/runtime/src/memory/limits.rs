@@ -21,7 +21,8 @@ pub(crate) fn share_of_shared_bytes() -> usize {
     share(available() / 4, 1)
 }
 
-fn available() -> u64 {
+/// Bytes of memory that this process may use.
+pub fn available() -> u64 {
     static AVAILABLE: OnceLock<u64> = OnceLock::new();
     *AVAILABLE.get_or_init(|| physical_bytes().min(cgroup_limit().unwrap_or(u64::MAX)))
 }
