@@ -180,7 +180,7 @@ fn streams_with_closed_windows_hold_64_kib(driver: Driver) {
     }
     let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| closed(&server)).collect();
     if let Some(disk) = &disk {
-        // What `proxy_buffers` hold, and a part of what may wait for the disk.
+        // The sum of `proxy_buffers` and a share of the bytes that may wait for the disk.
         server.look_until("full buffers", || held(&server) >= 40 << 10);
         let held = held(&server);
         assert!(held <= HELD_MAX + PLENTY / streams, "{held} bytes for each while the disk hangs");

@@ -155,7 +155,7 @@ impl Sources {
         self.sources.is_empty()
     }
 
-    /// Line and column of the span's first byte; `None` if it does not lie in one of these sources, as for the next two.
+    /// Line and column of the span's first byte; `None` if it lies in none of these sources, as for the next two.
     pub fn position(&self, span: Span) -> Option<Position> {
         Some(self.get(span.source)?.position(span.start))
     }

@@ -30,7 +30,8 @@ fn filed(remote: &Remote) -> u64 {
     StallKind::ALL.into_iter().map(|kind| remote.turns().filed(kind).count).sum()
 }
 
-/// Stalls a loop again and again, until a stall of this kind was filed. `hold_up` gets the number of stalls filed before.
+/// Stalls a loop again and again, until a stall of this kind was filed. `hold_up` gets the number of stalls filed
+/// before.
 fn stall_until_filed(kind: StallKind, mut hold_up: impl FnMut(Remote, u64)) {
     start_watchdog().unwrap();
     let mut event_loop = event_loop(options());

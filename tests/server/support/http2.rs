@@ -87,7 +87,7 @@ impl Answer {
     }
 }
 
-/// A connection of either side: the codec above a carrier, with what both sides do alike.
+/// A connection of either side: the codec above a carrier, with the operations that both sides share.
 pub struct Wire<C> {
     carrier: C,
     pub connection: Connection,

@@ -1,4 +1,5 @@
-//! Pages that are held in memory for a moment: spliced into a pipe, whose references keep the kernel from evicting them.
+//! Pages that are held in memory for a moment: spliced into a pipe, whose references keep the kernel from evicting
+//! them.
 //!
 //! splice(2) copies no byte, needs no privilege, and charges no memory twice. It waits for the disk if a page has been
 //! evicted since mincore(2) reported it, so only the page cache helper ([`super::helper`]) calls it, and no event loop.

@@ -404,8 +404,8 @@ impl File {
         self.sendable(offset, length, 0)
     }
 
-    /// True if `sendfile` takes a piece of which [`File::sendfile_length`] is 0 only after the page cache helper has been
-    /// asked about it.
+    /// True if `sendfile` takes a piece of which [`File::sendfile_length`] is 0 only after a question to the page cache
+    /// helper.
     pub fn must_be_held(&self) -> bool {
         let is_busy = || self.with_page_cache(|cache| cache.condition(self.metadata().device) != Condition::Healthy);
         self.shared.access == ReadAccess::Local && QUESTIONS.is_served() && !self.is_written() && is_busy()
