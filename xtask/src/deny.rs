@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use crate::packages::{Locked, Metadata, REGISTRY, read_lock, root};
 
 /// Lock files that are checked: the product's and that of the fuzz targets.
-const LOCKS: [&str; 2] = ["Cargo.lock", "fuzz/Cargo.lock"];
+const LOCKS: [&str; 2] = ["Cargo.lock", "fuzz/libfuzzer/Cargo.lock"];
 
 /// The part of `deny.toml` that is checked.
 #[derive(Debug, Deserialize)]
