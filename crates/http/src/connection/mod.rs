@@ -1,11 +1,11 @@
-//! Connections of clients. A connection is in one [`Stage`].
+//! Connections of clients. A connection is in one `Stage`.
 //!
 //! ```text
 //!   accepted ─┬─► Beginning (beginning.rs) ─┬─► Http1 (http1/) ─┬─► Lingering (lingering.rs)
 //!             └─► Tls (tls.rs) ─────────────┴─► Http2 (http2/) ─┘
 //! ```
 //!
-//! A stage holds its own state alone; what all stages share is a [`Client`]. Each stage ends with a value that names
+//! A stage holds its own state alone; what all stages share is a `Client`. Each stage ends with a value that names
 //! the next one, so a further version of HTTP is one more variant and one more folder. A connection in the stage
 //! `Http1` is its own exchange, since it carries one at a time; the exchanges of HTTP/2 are its streams.
 

@@ -10,7 +10,7 @@
 //! tunnel begins with it. Each version of HTTP implements [`ResponseWriter`], as does the mock beside this file, whose
 //! tests check the order.
 //!
-//! No call blocks, and no queue is unbounded: [`ResponseBody::push`] queues, and [`ResponseBody::poll_ready`] is
+//! No call blocks, and no queue is unbounded: `ResponseBody::push` queues, and `ResponseBody::poll_ready` is
 //! awaited before more is pushed.
 
 #[cfg(test)]
@@ -233,11 +233,11 @@ pub struct Permit(());
 
 /// How a version of HTTP writes a response. Above it, [`ResponseStart`] and [`ResponseBody`] keep the order of calls.
 pub trait ResponseWriter: Exchange {
-    /// See [`ResponseStart::start_tunnel`].
+    /// See `ResponseStart::start_tunnel`.
     fn become_tunnel(&self);
-    /// See [`ResponseStart::start`].
+    /// See `ResponseStart::start`.
     fn start(&self, request: &Request, options: &ResponseOptions);
-    /// See [`ResponseStart::respond`].
+    /// See `ResponseStart::respond`.
     fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
         self.start(request, options);
         if !body.is_empty() {
@@ -245,19 +245,19 @@ pub trait ResponseWriter: Exchange {
         }
         self.end();
     }
-    /// See [`ResponseBody::push`].
+    /// See `ResponseBody::push`.
     fn push(&self, item: BodyItem);
-    /// See [`ResponseBody::end`].
+    /// See `ResponseBody::end`.
     fn end(&self);
-    /// See [`ResponseBody::abort`].
+    /// See `ResponseBody::abort`.
     fn abort(&self);
-    /// See [`ResponseBody::take_back`].
+    /// See `ResponseBody::take_back`.
     fn take_back(&self, error: BodyError) -> Result<(), BodyError> {
         Err(error)
     }
-    /// See [`ResponseBody::poll_sent`].
+    /// See `ResponseBody::poll_sent`.
     fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
-    /// See [`ResponseBody::poll_ready`].
+    /// See `ResponseBody::poll_ready`.
     fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>>;
 }
 
