@@ -1060,7 +1060,7 @@ fn padded_records(driver: Driver) {
         let mut application = backend.accept();
         assert!(!application.read_some_or_end().is_empty());
         let head = "Content-Type: text/plain\r\n\r\n";
-        // Read as records, every eight bytes of the body are a head that ends the response.
+        // The body consists of END_REQUEST records. A server that took it for records would end the response early.
         let text: String = end.repeat(5000).into_iter().map(char::from).collect();
         let body = &text.as_bytes()[..65_535];
         application.send([record(stdout, head.as_bytes(), 0), record(stdout, body, padding)].concat());

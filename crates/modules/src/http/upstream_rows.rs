@@ -78,7 +78,8 @@ macro_rules! upstream_table {
     }};
 }
 
-/// Makes the rows of a group for a prefix, for settings of type `$conf` with that protocol.
+/// Makes the directives of one group of settings. Their names begin with `$prefix`, and they set fields of `$conf`, the
+/// settings of a module whose protocol is `$protocol`.
 macro_rules! group_rows {
     (ConnectSettings, $protocol:ty, $conf:ty, $prefix:literal) => {
         $crate::http::upstream_rows::rows!(ConnectSettings, $conf, $prefix, [

@@ -104,7 +104,7 @@ fn report(what: &'static str, payload: Box<dyn Any + Send>) -> Panic {
     let location = LAST_LOCATION.with(|last| last.borrow_mut().take()).unwrap_or_else(|| "(unknown place)".to_owned());
     let panic = Panic { what, message, location };
     COUNT.fetch_add(1, Ordering::Relaxed);
-    // The payload has a type of the panicking code and may panic when dropped, so it is leaked.
+    // The panicking code chose the type of the payload, and dropping it may panic again, so it is leaked.
     std::mem::forget(payload);
     if !tell_reporter(&panic) {
         // If even this fails there is no way left to report it.

@@ -128,7 +128,7 @@ const fn etag(contents: &[u8]) -> [u8; 18] {
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Target of a path behind the location's name.
+/// Resource of the dashboard that a request asks for, by the part of its path after the location's name.
 enum Target<'p> {
     File(&'static File),
     Figures,
