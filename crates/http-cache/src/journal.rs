@@ -256,7 +256,7 @@ pub enum Record {
         /// See `Meta::number`: an entry of the same id with a later number stays.
         number: u64,
     },
-    /// Entries up to this number with the key are purged, including variants.
+    /// Purges the key's entries, and their variants, whose `number` is at most this one.
     PurgedKey {
         /// The sum of the key.
         id: Id,
@@ -265,7 +265,7 @@ pub enum Record {
         /// True if they become stale and are not removed.
         is_soft: bool,
     },
-    /// Entries up to this number with the tag are purged.
+    /// Purges the tag's entries whose `number` is at most this one.
     PurgedTag {
         /// The tag.
         tag: u64,
@@ -274,7 +274,7 @@ pub enum Record {
         /// True if they become stale and are not removed.
         is_soft: bool,
     },
-    /// Entries up to this number whose keys begin with the prefix are purged.
+    /// Purges the entries whose keys begin with the prefix and whose `number` is at most this one.
     PurgedPrefix {
         /// The prefix.
         prefix: Vec<u8>,

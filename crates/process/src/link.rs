@@ -284,8 +284,8 @@ impl Link {
         if waits_for_room { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 
-    /// Waits for a message. Only for processes that have nothing else to do: the worker before its first bundle, the
-    /// helper.
+    /// Waits for a message. Only for processes that have nothing else to do: the helper, and a worker process
+    /// before its first bundle.
     pub fn wait(&mut self, deadline: Instant) -> io::Result<Received> {
         loop {
             self.flush()?;

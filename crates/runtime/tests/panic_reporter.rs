@@ -1,4 +1,5 @@
-//! The reporter of panics is foreign code too. There is one per process, so this test is a program of its own.
+//! The reporter of panics is the caller's code: it may panic, or set another reporter while it runs. There is one per
+//! process, so this test is a program of its own.
 
 mod common;
 
