@@ -323,7 +323,11 @@ fn caches_count_how_they_were_used(driver: Driver) {
     (0..3).for_each(|_| _ = client.get("/a"));
     client.get("/a?bypass=1");
     let cache = eventually(&server, "http/caches/one", |cache| {
-        cache["hit"]["responses"] == 3 && cache["bypass"]["responses"] == 1 && cache["bypass"]["responses_written"] == 1
+        let bypass = &cache["bypass"];
+        // The directory is read while the first requests are answered.
+        cache["cold"] == false
+            && cache["hit"]["responses"] == 3
+            && (&bypass["responses"], &bypass["responses_written"]) == (&json!(1), &json!(1))
     });
     assert_eq!((&cache["miss"]["responses"], &cache["miss"]["bytes"]), (&json!(1), &json!(5)));
     assert_eq!((&cache["hit"]["bytes"], &cache["stale"]["responses"]), (&json!(15), &json!(0)));

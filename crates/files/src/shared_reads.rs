@@ -36,6 +36,8 @@ use super::single_flight::{Joined, SingleFlight};
 pub struct ReadHow {
     /// True if the piece may be in memory, because it was not checked.
     pub unlooked: bool,
+    /// True if pages behind the piece are to be held in memory for `sendfile`, as far as they are there.
+    pub for_sendfile: bool,
     /// Use `O_DIRECT`, with this alignment.
     pub direct: Option<u32>,
     /// Read with the loop's io_uring if it has one; otherwise with the pool.
@@ -178,7 +180,7 @@ async fn read_somehow(
         let writes_access_time = piece.file.writes_access_time();
         let residency = match writes_access_time {
             true => Residency::Unknown,
-            false => piece.file.ask(page_cache, piece.offset, piece.length as u64).await,
+            false => piece.file.ask(page_cache, piece.offset, piece.length as u64, how.for_sendfile).await,
         };
         if residency == Residency::InMemory {
             if let Some(found) = piece.file.watched(|| piece.look(Rung::Read)) {

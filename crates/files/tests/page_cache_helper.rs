@@ -100,7 +100,7 @@ fn read_unlooked(offset: u64) -> bool {
             reads.push(read);
         }
         let before = file_counters();
-        let how = CachedRead::NotLooked.how();
+        let how = ReadHow { for_sendfile: true, ..CachedRead::NotLooked.how() };
         let other = ThreadPool::new("other", 1, 100);
         let piece = file.begin_read(&other, offset, 1 << 16, how).unwrap().await.unwrap();
         assert!(piece.len() == (1 << 16) && piece.iter().all(|&byte| byte == b'x'));

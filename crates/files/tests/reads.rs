@@ -176,7 +176,7 @@ fn pieces_that_the_ring_reads_are_the_same() {
         let file = files::open(&directory.file("file", &content), OpenFlags::READ).await.unwrap();
         let pool = ThreadPool::new("test", 1, 10);
         for direct in [None, Some(512), None] {
-            let how = ReadHow { direct, by_ring: true, unlooked: false };
+            let how = ReadHow { direct, by_ring: true, ..ReadHow::default() };
             for (offset, length) in [(0, 300_001), (1, 1), (4095, 2), (299_999, 2), (300_001, 10), (400_000, 10)] {
                 let piece = file.begin_read(&pool, offset, length, how).unwrap().await.unwrap();
                 let (begin, end) = (content.len().min(offset as usize), content.len().min(offset as usize + length));
@@ -214,7 +214,7 @@ fn read_and_loop_dropped_in_any_state_disturb_no_others() {
         for turn in 0..4 {
             run_real(async {
                 let file = files::open(&path, OpenFlags::READ).await.unwrap();
-                let how = ReadHow { direct, by_ring: true, unlooked: false };
+                let how = ReadHow { direct, by_ring: true, ..ReadHow::default() };
                 let begin = |number: u64, length| file.begin_read(&pool, number * 8192, length, how).unwrap();
                 let mut kept = begin(1, 100_000);
                 let polled = poll_once(&mut kept).await;

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | healthy | fewer than four | always | of pages that a fact of a second, or a read now, shows in memory |
 //! | busy | four or more in two seconds | of pages known to be in memory | of pages that the helper holds |
-//! | not answering | some, and none has ended for a while | of pages known to be in memory | the same |
+//! | not answering | some, and none has ended for a while | of pages known to be in memory | never |
 //!
 //! A device is also busy for two seconds after a call on a loop has waited for it.
 //!
@@ -31,9 +31,9 @@ const BUSY_TIME: Duration = Duration::from_secs(2);
 /// within tens of milliseconds, however many are in flight.
 const SILENCE_MAX: Duration = Duration::from_millis(100);
 
-/// Upper bound of the distance to a missing page: half of the longest question, so that answers about larger files are
-/// useful.
-const READ_AHEAD_BYTES_MAX: u64 = 2 << 20;
+/// Upper bound of the distance to a missing page for reads: half of the longest question, so that answers about larger
+/// files are useful.
+pub(super) const READ_AHEAD_BYTES_MAX: u64 = 2 << 20;
 
 /// Condition of a device. A later one allows less.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -140,13 +140,12 @@ impl DeviceState {
 
     /// Distance to a missing page within which a read of pages in memory may trigger read-ahead: a mark in one window
     /// triggers the next one, and a window is twice the device's `read_ahead_kb` for a file that is read sequentially.
-    /// Up to 2 MiB.
     pub fn read_ahead_bytes(&self) -> u64 {
         let known = self.read_ahead_bytes.load(Relaxed);
         if known > 0 {
             return known;
         }
-        let bytes = (read_ahead_kib(self.number.load(Relaxed)) << 12).clamp(1, READ_AHEAD_BYTES_MAX);
+        let bytes = (read_ahead_kib(self.number.load(Relaxed)) << 12).max(1);
         self.read_ahead_bytes.store(bytes, Relaxed);
         bytes
     }

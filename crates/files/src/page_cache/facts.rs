@@ -110,6 +110,11 @@ impl Facts {
         let (set, tag) = self.set(file, window);
         let entries = [set[0].load(Relaxed), set[1].load(Relaxed)];
         let is_own = |entry: u64| entry & TAG_MASK == tag;
+        let is_newer = |entry: u64| is_own(entry) && ticks_ahead(entry, now) > MERGED_TICKS;
+        if entries.into_iter().any(is_newer) {
+            // A late note would make its bits as new as the entry.
+            return;
+        }
         let is_merged = |entry: u64| is_own(entry) && age_ticks(entry, now) <= merged_ticks;
         let is_covered = |entry: u64| entry == 0 || is_own(entry) && entry >> PARTS_SHIFT & PARTS_MASK & !parts == 0;
         let find = |suits: &dyn Fn(u64) -> bool| entries.iter().position(|&entry| suits(entry));
@@ -196,6 +201,13 @@ fn age_ticks(entry: u64, now: Moment) -> u64 {
     if age > TICK_MASK - AHEAD_TICKS_MAX { 0 } else { age }
 }
 
+/// Ticks by which an entry is ahead of `now`; 0 if it is not.
+#[inline]
+fn ticks_ahead(entry: u64, now: Moment) -> u64 {
+    let ahead = entry.wrapping_sub(tick(now)) & TICK_MASK;
+    if ahead <= AHEAD_TICKS_MAX { ahead } else { 0 }
+}
+
 /// The finish of splitmix64: every bit of the input reaches every bit of the result.
 #[inline]
 fn mix(value: u64) -> u64 {
@@ -258,6 +270,15 @@ mod tests {
         let (facts, file) = (Facts::with_slots(8), FileHash::new(1, 1));
         facts.note(file, 0..PART, LARGE, at(2000));
         assert_eq!(facts.known_length(file, 0, PART, Duration::ZERO, at(1500)), PART);
+    }
+
+    #[test]
+    fn late_note_does_not_become_as_new_as_a_later_one() {
+        let (facts, file) = (Facts::with_slots(8), FileHash::new(1, 1));
+        let known = |part, now| facts.known_length(file, part * PART, PART, Duration::from_millis(24), at(now));
+        facts.note(file, 8 * PART..16 * PART, LARGE, at(60));
+        facts.note(file, 0..4 * PART, LARGE, at(0));
+        assert_eq!((known(0, 70), known(8, 70)), (0, PART));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
-use super::held::{HELD_FOR_QUESTION_MAX, HOLD_TIME, HeldPages};
+use super::held::{HOLD_TIME, HeldPages, last_window_end};
 
 /// Longest range of a question: 1,024 pages of 4 KiB.
 pub(super) const QUESTION_BYTES_MAX: u64 = 4 << 20;
@@ -113,18 +113,18 @@ fn words<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
 pub fn serve_page_cache_questions(socket: &OwnedFd) -> io::Result<Infallible> {
     // Read before the restriction.
     let page = rustix::param::page_size() as u64;
-    let held = HeldPages::new(available_memory(), page);
+    let mut held = HeldPages::new(available_memory(), page);
     restrict_system_calls()?;
-    let code = i32::from(answer(socket, page, held).is_err());
+    let code = i32::from(answer(socket, page, &mut held).is_err());
     // SAFETY: ends the process. The seccomp filter forbids all other clean-up.
     unsafe { libc::_exit(code) }
 }
 
 /// Answers until the other end is closed.
-fn answer(socket: &OwnedFd, page: u64, mut held: HeldPages) -> io::Result<()> {
+fn answer(socket: &OwnedFd, page: u64, held: &mut HeldPages) -> io::Result<()> {
     send(socket, Answer { number: STARTED, bytes: None, held: 0 })?;
     loop {
-        release_in_time(socket, &mut held)?;
+        release_in_time(socket, held)?;
         let mut bytes = [0; QUESTION_SIZE];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -144,7 +144,7 @@ fn answer(socket: &OwnedFd, page: u64, mut held: HeldPages) -> io::Result<()> {
             RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
             _ => None,
         });
-        let (known, held) = file.as_ref().map_or((None, 0), |file| examine(file.as_fd(), question, page, &mut held));
+        let (known, held) = file.as_ref().map_or((None, 0), |file| examine(file.as_fd(), question, page, held));
         // Closed before the answer: the worker process keeps its own descriptor until then, so this is not the last
         // close.
         drop(file);
@@ -159,10 +159,10 @@ fn answer(socket: &OwnedFd, page: u64, mut held: HeldPages) -> io::Result<()> {
 fn release_in_time(socket: &OwnedFd, held: &mut HeldPages) -> io::Result<()> {
     let timeout = Timespec { tv_sec: 0, tv_nsec: HOLD_TIME.as_nanos() as i64 };
     while !held.is_empty() {
+        held.release(Instant::now());
         match rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => held.release(Instant::now()),
+            Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => break,
-            Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
     }
@@ -178,7 +178,7 @@ fn examine(file: BorrowedFd<'_>, question: Question, page: u64, held: &mut HeldP
     // Nothing is read ahead at the end of a file.
     let end = (question.offset + resident).min(size);
     let safe_end = if end < size { end.saturating_sub(question.ahead) } else { end };
-    let hold_end = safe_end.min(question.offset.saturating_add(question.hold.min(HELD_FOR_QUESTION_MAX)));
+    let hold_end = safe_end.min(last_window_end(question.offset.saturating_add(question.hold)));
     let range = question.offset..hold_end.max(question.offset);
     (Some(resident), held.hold(file, &stat, range, Instant::now()))
 }

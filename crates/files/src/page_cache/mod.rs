@@ -26,7 +26,7 @@ use gale_runtime::stall::MARKS;
 use gale_runtime::{Bytes, Device, Lease, Moment, ThreadPool, note_call, now_anywhere, real_now_anywhere};
 use rustix::io::Errno;
 
-use self::device::DeviceState;
+use self::device::{DeviceState, READ_AHEAD_BYTES_MAX};
 use self::facts::{Facts, PART};
 use self::held::HELD_FOR_QUESTION_MAX;
 use self::helper::{QUESTION_BYTES_MAX, Question};
@@ -269,7 +269,7 @@ impl CachedRead {
 pub(super) enum Residency {
     /// The piece is in memory, with the pages that the kernel would read ahead.
     InMemory,
-    /// The beginning of the piece is in memory. A read may trigger read-ahead.
+    /// The beginning of the piece is in memory, or was a while ago. A read may trigger read-ahead.
     NearMissing,
     /// The first page is missing.
     Missing,
@@ -346,8 +346,7 @@ impl File {
         if condition == Condition::Healthy || self.known_length(cache, offset, length, FACT_TIME_BUSY, now) == length {
             return Some(true);
         }
-        // An answer of the helper lasts longer, for all of a large file.
-        if is_large(length) && QUESTIONS.is_served() { None } else { self.is_cached(cache, offset, length) }
+        self.is_cached(cache, offset, length)
     }
 
     /// True if all pages of a piece are in the page cache, with those that the kernel would read ahead; pages that are
@@ -360,7 +359,8 @@ impl File {
         let page = rustix::param::page_size() as u64;
         let size = self.metadata().size;
         let end = offset + length;
-        let ahead = size.min(end + cache.device(self.metadata().device).read_ahead_bytes()).max(end);
+        let ahead =
+            size.min(end + cache.device(self.metadata().device).read_ahead_bytes().min(READ_AHEAD_BYTES_MAX)).max(end);
         let pages = |end: u64| end.div_ceil(page) - offset / page;
         match helper::cached_pages(self.as_fd(), offset, ahead - offset) {
             Ok(0) => Some(false),
@@ -407,7 +407,7 @@ impl File {
     /// True if `sendfile` takes a piece of which [`File::sendfile_length`] is 0 only after a question to the page cache
     /// helper.
     pub fn must_be_held(&self) -> bool {
-        let is_busy = || self.with_page_cache(|cache| cache.condition(self.metadata().device) != Condition::Healthy);
+        let is_busy = || self.with_page_cache(|cache| cache.condition(self.metadata().device) == Condition::Busy);
         self.shared.access == ReadAccess::Local && QUESTIONS.is_served() && !self.is_written() && is_busy()
     }
 
@@ -419,8 +419,14 @@ impl File {
         self.with_page_cache(|cache| {
             let now = now_anywhere();
             let condition = cache.device(self.metadata().device).condition(now);
-            if condition != Condition::Healthy {
-                return Ok(cache.held.known_length(self.shared.hash, offset, length, FACT_TIME_BUSY, now));
+            match condition {
+                Condition::Healthy => {}
+                Condition::NotAnswering => return Ok(0),
+                Condition::Busy => {
+                    // The time of the turn may be so old that the pages have been released.
+                    let now = real_now_anywhere();
+                    return Ok(cache.held.known_length(self.shared.hash, offset, length, FACT_TIME_BUSY, now));
+                }
             }
             let known = self.known_length(cache, offset, length, cache.fact_time(condition, now), now);
             if known > 0 && known >= least {
@@ -494,21 +500,22 @@ impl File {
 
     /// Notes that the page at this offset is not in memory.
     pub(super) fn note_missing(&self, cache: &PageCache, offset: u64) {
-        [&cache.facts, &cache.uses].into_iter().for_each(|table| table.forget(self.shared.hash, offset..offset + 1));
+        [&cache.facts, &cache.held, &cache.uses]
+            .into_iter()
+            .for_each(|table| table.forget(self.shared.hash, offset..offset + 1));
         cache.note_miss(now_anywhere());
     }
 
     /// Asks the page cache helper about a piece, and notes the answer. If a whole large piece is wanted, the question
-    /// covers the rest of the file too, and the helper holds the beginning of it in memory.
-    pub(super) async fn ask(&self, cache: &PageCache, offset: u64, length: u64) -> Residency {
+    /// covers the rest of the file too. For `sendfile` the helper holds the beginning of it in memory.
+    pub(super) async fn ask(&self, cache: &PageCache, offset: u64, length: u64, for_sendfile: bool) -> Residency {
         let size = self.metadata().size;
-        let ahead = cache.device(self.metadata().device).read_ahead_bytes();
-        let (wanted, hold) = match is_large(length) {
-            true => (QUESTION_BYTES_MAX, HELD_FOR_QUESTION_MAX),
-            false => ((length + ahead).min(QUESTION_BYTES_MAX), 0),
-        };
+        let read_ahead = cache.device(self.metadata().device).read_ahead_bytes();
+        let ahead = read_ahead.min(READ_AHEAD_BYTES_MAX);
+        let wanted = if is_large(length) { QUESTION_BYTES_MAX } else { (length + ahead).min(QUESTION_BYTES_MAX) };
         let asked = wanted.min(size.saturating_sub(offset));
-        let question = Question { number: 0, offset, length: asked, ahead, hold };
+        let hold = if for_sendfile { HELD_FOR_QUESTION_MAX } else { 0 };
+        let question = Question { number: 0, offset, length: asked, ahead: read_ahead, hold };
         let asking = match self.shared.access {
             ReadAccess::Local => QUESTIONS.ask(self, question),
             ReadAccess::Waits | ReadAccess::Simulated(_) => None,
@@ -516,7 +523,10 @@ impl File {
         let Some(asking) = asking else { return Residency::Unknown };
         count_event(Event::Question);
         let Told { bytes: Some(told), held, at } = asking.await else { return Residency::Unknown };
-        cache.held.note(self.shared.hash, offset..offset + held, size, at);
+        let is_late = real_now_anywhere() > at + FACT_TIME_BUSY;
+        if !is_late {
+            cache.held.note(self.shared.hash, offset..offset + held, size, at);
+        }
         match told {
             0 => {
                 self.note_missing(cache, offset);
@@ -526,7 +536,7 @@ impl File {
                 count_event(Event::ResidentAnswer);
                 let end = offset + told;
                 let safe_end = if end < size { end.saturating_sub(ahead) } else { end };
-                if safe_end < (offset + length).min(size) {
+                if is_late || safe_end < (offset + length).min(size) {
                     return Residency::NearMissing;
                 }
                 cache.facts.note(self.shared.hash, offset..safe_end, size, at);

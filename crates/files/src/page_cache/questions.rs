@@ -159,7 +159,9 @@ impl Questions {
             self.give_up(|_| true);
         } else {
             let asked = self.state.lock().asked.remove(&number);
-            asked.into_iter().for_each(|asked| asked.resolve(bytes, held));
+            // The answer to a question that has timed out does not show that the next ones are answered in time.
+            let Some(asked) = asked else { return };
+            asked.resolve(bytes, held);
         }
         self.is_served.store(true, Relaxed);
     }

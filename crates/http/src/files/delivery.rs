@@ -48,8 +48,8 @@ const COLD_PIECE_MAX: u64 = 256 * 1024;
 /// that it has sent make room.
 const LEAST_PIECE: u64 = 4 * 1024;
 
-/// Time between two questions to the page cache helper for a response of which it holds no pages, since it has not the
-/// room: pieces are read meanwhile.
+/// Time between two questions to the page cache helper for the sake of `sendfile` after which it held no pages of a
+/// response: pieces are read meanwhile.
 const ASK_INTERVAL: Duration = Duration::from_millis(24);
 
 /// Upper bound of a read that `output_buffers` asks for.
@@ -204,7 +204,7 @@ impl Delivery {
                 return Ok(Next::Sendfile(length));
             }
             if self.may_ask(&piece.file) {
-                return self.begin_read(piece, CachedRead::NotLooked.how());
+                return self.begin_read(piece, ReadHow { for_sendfile: true, ..CachedRead::NotLooked.how() });
             }
         }
         let (file, offset) = (&piece.file, piece.offset);
@@ -279,6 +279,7 @@ impl Delivery {
                     file.note_sent(begin, count);
                 }
                 self.sendfile_ended_at = Some(begin + count as u64);
+                self.asked_at = None;
                 self.client_rate.add(count as u64);
                 count_piece(if is_blocking { Rung::Blocking } else { Rung::Sendfile }, count as u64);
                 piece.advance(count as u64).map(|()| count).map_err(FileError::OfFile)
