@@ -19,6 +19,7 @@ with_each_driver!(
     a_client_that_expects_100_is_told_to_continue,
     unwanted_body_is_discarded_until_its_window_is_used_up,
     malformed_rest_of_an_answered_request_resets_its_stream,
+    preface_in_the_clear_counts_at_a_socket_that_also_has_tls,
     requests_of_a_client_that_has_gone_reach_no_server,
     client_that_has_gone_is_noticed_behind_a_full_buffer,
     body_that_ends_with_its_connection_is_whole,
@@ -334,6 +335,23 @@ fn malformed_rest_of_an_answered_request_resets_its_stream(driver: Driver) {
         assert_eq!((answer.status, answer.text(), answer.reset), (200, "early", Some(ErrorCode::PROTOCOL_ERROR)));
         assert_eq!(client.get("/").text(), "early");
     }
+    server.stop();
+}
+
+fn preface_in_the_clear_counts_at_a_socket_that_also_has_tls(driver: Driver) {
+    let pair = Authority::new("authority").ecdsa(&["localhost"]);
+    // One socket for both: the request's address decides.
+    let text = "http2 on; server { listen 0.0.0.0:%PORT%; return 200 clear; }
+                server { listen 127.0.0.1:%PORT% ssl; ssl_certificate %DIR%/own.crt;
+                         ssl_certificate_key %DIR%/own.key; return 200 encrypted; }";
+    let server = Setup::http(driver, &text).file("own.crt", &pair.certificate).file("own.key", &pair.key).start();
+    for pieces in [&["PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"][..], &["P", "RI * HTTP/2.0\r\n\r\nSM", "\r\n\r\n"]] {
+        let mut client = server.connect_tcp(1);
+        pieces.iter().for_each(|piece| client.send(piece));
+        client.send(frame(frame_type::SETTINGS, 0, 0, []));
+        assert_eq!(client.take(9)[3], frame_type::SETTINGS);
+    }
+    assert_eq!(server.connect_tcp(1).get("/").text(), "clear");
     server.stop();
 }
 

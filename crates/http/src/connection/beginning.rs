@@ -57,7 +57,7 @@ pub(super) struct Untrusted;
 
 /// Result of a look for the preface of HTTP/2 on a connection in the clear (RFC 9113, section 3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Preface {
+pub(super) enum Preface {
     /// The input begins otherwise, or HTTP/2 is off.
     Absent,
     /// The input is the beginning of a preface.
@@ -136,7 +136,7 @@ impl Client {
     }
 
     /// Looks for the preface of HTTP/2 in `input`, the first bytes behind the header of the PROXY protocol.
-    fn look_for_preface(&self, input: &[u8]) -> Preface {
+    pub(super) fn look_for_preface(&self, input: &[u8]) -> Preface {
         let length = input.len().min(PREFACE.len());
         if length == 0 || self.info.requests.get() > 0 || input[..length] != PREFACE[..length] {
             return Preface::Absent;

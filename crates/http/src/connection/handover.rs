@@ -97,7 +97,7 @@ impl HttpConnection {
         match &*self.stage.borrow() {
             Stage::Beginning(first) => first.is_empty(),
             Stage::Http1(http1) => !http1.has_input(),
-            Stage::Tls | Stage::Preface(_) | Stage::Http2(_) | Stage::Lingering => false,
+            Stage::Tls | Stage::Preface(_) | Stage::Http2(_) | Stage::Lingering { .. } => false,
         }
     }
 

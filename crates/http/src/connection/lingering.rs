@@ -33,7 +33,7 @@ impl HttpConnection {
         if stream.shutdown_write().is_err() {
             return;
         }
-        self.enter(Stage::Lingering);
+        self.enter(Stage::Lingering { was_multiplexed: self.is_multiplexed() });
         let mut discarded = Buffer::new();
         let everything = async {
             loop {

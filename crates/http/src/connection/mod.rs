@@ -56,7 +56,10 @@ enum Stage {
     /// The task of the connection owns the state.
     Http2(Weak<Http2>),
     /// The last response has left, and the connection is read from until the client has seen it.
-    Lingering,
+    Lingering {
+        /// True if it carried several exchanges at once.
+        was_multiplexed: bool,
+    },
 }
 
 /// Result of the first stage: the next one, with its first state.
@@ -100,7 +103,7 @@ impl HttpConnection {
 
     /// Returns `true` if the connection carries several exchanges at once. Its client is told before it ends.
     pub fn is_multiplexed(&self) -> bool {
-        matches!(*self.stage.borrow(), Stage::Http2(_))
+        matches!(*self.stage.borrow(), Stage::Http2(_) | Stage::Lingering { was_multiplexed: true })
     }
 
     /// Generation of the oldest configuration of an exchange under way, if there is any.
@@ -108,7 +111,7 @@ impl HttpConnection {
         match &*self.stage.borrow() {
             Stage::Http1(http1) => http1.generation(),
             Stage::Http2(http2) => http2.upgrade()?.oldest_generation(),
-            Stage::Beginning(_) | Stage::Tls | Stage::Preface(_) | Stage::Lingering => None,
+            Stage::Beginning(_) | Stage::Tls | Stage::Preface(_) | Stage::Lingering { .. } => None,
         }
     }
 
@@ -167,7 +170,7 @@ impl HttpConnection {
     }
 
     async fn serve_http2(self: Rc<Self>) {
-        let Stage::Preface(input) = self.stage.replace(Stage::Lingering) else { return };
+        let Stage::Preface(input) = self.stage.replace(Stage::Lingering { was_multiplexed: true }) else { return };
         if let Some(lingering) = http2::serve(Rc::clone(&self), *input).await {
             self.linger(lingering).await;
         }

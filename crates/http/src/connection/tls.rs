@@ -27,7 +27,7 @@ use gale_tls::settings::VerifyClient;
 use gale_tls::{TlsServer, TlsStream};
 use gale_worker::traffic::{Shaken, count_handshake};
 
-use super::beginning::{Beginning, Untrusted};
+use super::beginning::{Beginning, Preface, Untrusted};
 use super::client::Client;
 use super::place::AddressIndex;
 use super::{Begun, HttpConnection, http1};
@@ -91,7 +91,13 @@ async fn handshake(connection: &Rc<HttpConnection>, stream: &TlsStream) -> Begun
         }
         match first {
             First::Unknown | First::Challenge(_) => {}
-            First::Plain => return Begun::Http1(http1::State::begin(Timer::new(), input, &client.connections)),
+            First::Plain => match client.look_for_preface(input.readable()) {
+                Preface::Begun => {}
+                Preface::Whole => return Begun::Http2(input),
+                Preface::Absent => {
+                    return Begun::Http1(http1::State::begin(Timer::new(), input, &client.connections));
+                }
+            },
             First::Handshake => break,
             First::NeedsCertificates(server, http2) => {
                 if !start_with_certificates(connection, stream, server, http2, std::mem::take(&mut input)).await {
