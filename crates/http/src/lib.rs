@@ -1,13 +1,12 @@
 //! HTTP above the codecs: configuration, connections, requests on their way through the phases, responses, files.
 //!
-//! Nothing in here but `connection` knows how a version is spoken; which one it is, a request says to whom it matters
-//! (`Request::version`).
+//! Only `connection` knows the versions of HTTP; elsewhere `Request::version` names the version of a request.
 //!
 //! ```text
-//! configuration  from the text of the http block to what requests use
+//! configuration  reads the http block into the form that requests use
 //! connection     the versions of HTTP, each the codec's way to a request and back; http's part of an event loop
-//! module         what a module is to http: variables, handlers, filters
-//! request        a request, its phases, what is answered, and the configuration, variables and files as it sees them
+//! module         a module's part in http: variables, handlers, filters
+//! request        a request, its phases, the response, and the configuration, variables and files as it sees them
 //! files          open files, and how they are sent
 //! ```
 //!
@@ -28,8 +27,8 @@ mod skips;
 
 pub use request::variables;
 
-/// What the `Server` field says with `server_tokens off`.
+/// Value of the `Server` field with `server_tokens off`.
 pub const SERVER: &[u8] = b"gale";
 
-/// What the `Server` field says with `server_tokens on`.
+/// Value of the `Server` field with `server_tokens on`.
 pub const SERVER_WITH_VERSION: &[u8] = concat!("gale/", env!("CARGO_PKG_VERSION")).as_bytes();

@@ -1,4 +1,4 @@
-//! What a module is to http: its variables, what it does to requests and to responses; and the order among modules.
+//! A module's part in http: variables, request handlers and response filters; and the order of modules.
 
 use std::any::Any;
 
@@ -11,13 +11,13 @@ use gale_engine::module::Module;
 
 /// A module's part in http.
 pub struct HttpPart {
-    /// The variables that it defines.
+    /// Variables that the module defines.
     pub variables: &'static [Variable],
-    /// What it does to a request, by phase. The order among modules stands in [`HttpOrder`], not here.
+    /// Request handlers, by phase. [`HttpOrder`] defines the order of modules.
     pub handlers: &'static [(Phase, &'static dyn Handler)],
-    /// What it does to a response. Same remark.
+    /// Response filters. [`HttpOrder`] defines the order of modules.
     pub filters: &'static [&'static dyn Filter],
-    /// Notes what requests in a scope reach of the machine, with these settings of the module.
+    /// Notes the parts of the machine that requests in a scope reach with these settings of the module.
     pub reach: Option<NoteReach>,
 }
 
@@ -31,8 +31,8 @@ impl HttpPart {
 
 /// The order in which modules act on requests and responses.
 pub struct HttpOrder {
-    /// Within each phase, the modules in the order in which they are asked.
+    /// Within each phase, the modules in the order in which they run.
     pub phases: &'static [(Phase, &'static [&'static Module])],
-    /// The response filters, the first to act first.
+    /// The modules with response filters, in the order in which the filters run.
     pub filters: &'static [&'static Module],
 }

@@ -1,11 +1,9 @@
-//! Which browser a client says it is, as far as nginx treats some of them in ways of their own: `keepalive_disable`,
-//! `gzip_disable msie6`, `msie_padding`, `msie_refresh`.
-//!
-//! Only what `User-Agent` says, read as nginx reads it.
+//! Recognises the browsers that nginx treats specially: `keepalive_disable`, `gzip_disable msie6`, `msie_padding`,
+//! `msie_refresh`. Only `User-Agent` is read, by nginx's rules.
 
 use memchr::memmem::find;
 
-/// A browser that is known by its peculiarities.
+/// A browser that is treated specially, or any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Browser {
     /// Internet Explorer.
@@ -13,7 +11,7 @@ pub enum Browser {
         /// Versions 4 to 6, but not the 6 of Windows XP SP2.
         is_6: bool,
     },
-    /// Chrome, and what is built on it.
+    /// Chrome, and browsers built on it.
     Chrome,
     /// Safari on macOS.
     Safari,
@@ -26,7 +24,7 @@ impl Browser {
     pub fn of(agent: &[u8]) -> Browser {
         let has = |text: &[u8]| find(agent, text).is_some();
         if has(b"Opera") {
-            // It used to say that it was another one, too.
+            // Old versions name another browser, too.
             return Browser::Other;
         }
         let msie = find(agent, b"MSIE ").map(|at| &agent[at + b"MSIE ".len()..]);
@@ -50,12 +48,12 @@ impl Browser {
         }
     }
 
-    /// Whether it is an Internet Explorer that mishandles much.
+    /// `true` for Internet Explorer 4 to 6, except the 6 of Windows XP SP2.
     pub fn is_msie6(self) -> bool {
         self == Browser::Msie { is_6: true }
     }
 
-    /// Whether it is any Internet Explorer.
+    /// `true` for any Internet Explorer.
     pub fn is_msie(self) -> bool {
         matches!(self, Browser::Msie { .. })
     }

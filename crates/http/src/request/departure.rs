@@ -1,4 +1,4 @@
-//! Notices that a client has left while it is something else that is waited for.
+//! Detects that a client has left while the request waits for something else.
 
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -7,27 +7,27 @@ use gale_runtime::{Moment, Timer};
 
 use crate::request::exchange::Exchange;
 
-/// How long a client that has ended its own direction is waited with by a handler. Over TCP one that has closed its
-/// socket looks the same until something is sent to it; so a disk that hangs would keep them for ever. An hour is
-/// longer than anybody waits for an answer.
+/// Maximum time that a handler keeps waiting for a client that has half-closed its connection. Over TCP a closed socket
+/// looks the same until something is sent to it, so without a limit a hung disk would keep such requests for ever. No
+/// client waits an hour for an answer.
 pub const HANDLER_PATIENCE: Duration = Duration::from_secs(3600);
 
-/// How often the connection of such a client is looked at.
+/// Interval between checks of a half-closed connection.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Whether a client has left: its connection is broken. One that has only ended its own direction, as `nc -N` does, is
-/// still answered, as nginx does where it does not look at its clients meanwhile; but not for ever.
+/// Detector of a client that has left: its connection is broken. A client that only half-closes its connection, as
+/// `nc -N` does, is still answered, for a limited time. nginx answers it, too, where it does not check its clients.
 #[derive(Default)]
 pub(crate) struct Departure(Option<Box<HalfClosed>>);
 
-/// The client has ended its own direction.
+/// The client has half-closed its connection.
 struct HalfClosed {
     next_look: Timer,
     until: Moment,
 }
 
 impl Departure {
-    /// Ready when the client has left; one that has ended its own direction, after so much patience. To be polled when
+    /// Ready when the client has left, or `patience` after it has half-closed its connection. To be polled when
     /// everything else is pending.
     pub fn poll(&mut self, exchange: &dyn Exchange, patience: Duration, context: &mut Context<'_>) -> Poll<()> {
         let half_closed = match &mut self.0 {
@@ -47,7 +47,7 @@ impl Departure {
         }
     }
 
-    /// Something has come that was waited for: patience begins anew.
+    /// Restarts the waiting time: the request has made progress.
     pub fn begin_again(&mut self) {
         self.0 = None;
     }

@@ -1,12 +1,12 @@
-//! Response filters: what modules do to a response on its way out.
+//! Response filters: the modules' changes to a response on its way out.
 //!
 //! A filter sees the head and the body before anything is sent. It changes the
 //! head, and replaces the body (often by one that wraps it) only when it acts;
 //! a response that no filter touches costs one call each. A filter never sends
-//! anything: one that finds that the response must not go out says which status
-//! takes its place, and the pipeline does the rest.
+//! anything: a filter that refuses the response returns the status in its place,
+//! and the pipeline does the rest.
 //!
-//! Filters that make other bytes of a body's bytes are built on `transform.rs`.
+//! Filters that transform the bytes of a body are built on `transform.rs`.
 
 use std::any::Any;
 
@@ -16,40 +16,36 @@ use crate::request::response::FieldList;
 
 /// A module's part in every response.
 pub trait Filter: Sync {
-    /// Whether it has anything to do with these settings. Asked once, when the
-    /// configuration is built.
+    /// `true` if these settings enable the filter. Called once, when the configuration is built.
     fn applies(&self, conf: &dyn Any) -> bool;
-    /// Looks at the head in `request.response` and at the body, changes them or not, and says what
-    /// becomes of them.
+    /// Inspects the head in `request.response` and the body, may change them, and decides whether they are sent.
     fn apply(&self, request: &mut Request, conf: &dyn Any, body: &mut Body) -> Filtered;
-    /// Adds fields that go out behind the body ([`Request::add_trailer`]). Asked when the body has come to its end, if
-    /// the head said `has_trailers`.
+    /// Adds trailers ([`Request::add_trailer`]). Called at the end of the body, if the head has `has_trailers`.
     fn add_trailers(&self, _request: &Request, _conf: &dyn Any) {}
-    /// Whether a cache may store a response with this status and these fields of its server's: not if the filter, or
-    /// whoever reads the body, is going to refuse it. Asked before anything of it is stored; also of requests whose
-    /// answers pass no filters.
+    /// `true` if a cache may store a response with this status and these fields from the upstream; `false` if the
+    /// filter, or a reader of the body, will refuse it. Called before anything is stored, also for requests whose
+    /// responses pass no filters.
     fn may_be_stored(&self, _request: &Request, _conf: &dyn Any, _status: u16, _fields: &FieldList) -> bool {
         true
     }
 }
 
-/// What a filter made of a response.
+/// Decision of a filter about a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Filtered {
-    /// It goes on.
+    /// The response goes on.
     Goes,
-    /// It must not be sent. The request ends with this status instead, as if its
-    /// handler had said so: `error_page` applies, and the filters see the answer
-    /// that is made of it. What the filter leaves in `request.response.fields`
-    /// goes out with it.
+    /// The response must not be sent. The request ends with this status, as if its handler had returned it:
+    /// `error_page` applies, and the filters see the new response. It is sent with the fields that the filter leaves in
+    /// `request.response.fields`.
     Respond(u16),
 }
 
 /// A filter that changes the response and never refuses it.
 pub struct Change<C: 'static> {
-    /// Whether there is anything to do with these settings.
+    /// `true` if these settings enable the filter.
     pub applies: fn(&C) -> bool,
-    /// What it does.
+    /// [`Filter::apply`].
     pub run: fn(&mut Request, &C, &mut Body),
 }
 
@@ -66,9 +62,9 @@ impl<C: 'static> Filter for Change<C> {
 
 /// A filter that may refuse the response.
 pub struct Judge<C: 'static> {
-    /// Whether there is anything to do with these settings.
+    /// `true` if these settings enable the filter.
     pub applies: fn(&C) -> bool,
-    /// What it does.
+    /// [`Filter::apply`].
     pub run: fn(&mut Request, &C, &mut Body) -> Filtered,
 }
 
@@ -84,11 +80,11 @@ impl<C: 'static> Filter for Judge<C> {
 
 /// A filter that changes the head and adds fields behind the body.
 pub struct Fields<C: 'static> {
-    /// Whether there is anything to do with these settings.
+    /// `true` if these settings enable the filter.
     pub applies: fn(&C) -> bool,
-    /// What it does to the head.
+    /// Changes the head.
     pub run: fn(&mut Request, &C),
-    /// What it adds at the end.
+    /// [`Filter::add_trailers`].
     pub trailers: fn(&Request, &C),
 }
 

@@ -1,13 +1,13 @@
-//! `X-Forwarded-For`: the client's address behind servers that are trusted to say it.
+//! `X-Forwarded-For`: the client's address behind trusted servers.
 //!
-//! Every server appends whom it was asked by, so a list is read from its end, as far as those who wrote it are trusted.
+//! Every server appends its client's address, so a list is read from its end, as far as its addresses are trusted.
 
 use std::net::{IpAddr, SocketAddr};
 
 use gale_base::units;
 
-/// The client's address, from lists of which the last one's last address was written by who is nearest to us and is
-/// trusted: that address, or with `is_recursive` the last one that is not trusted itself. None if nothing is said.
+/// Returns the client's address from the field's values: the last address, which our own (trusted) peer wrote, or with
+/// `is_recursive` the last address that is not itself trusted. `None` if there is no address.
 pub fn client(values: &[&[u8]], is_recursive: bool, trusts: impl Fn(IpAddr) -> bool) -> Option<SocketAddr> {
     let mut client = None;
     for value in values.iter().rev() {
@@ -20,7 +20,7 @@ pub fn client(values: &[&[u8]], is_recursive: bool, trusts: impl Fn(IpAddr) -> b
                 return client;
             }
         }
-        // What is left cannot be understood: nothing before it can be believed.
+        // The rest cannot be parsed: addresses before it are not trusted.
         if !says_anything || rest.iter().any(|byte| !is_separator(byte)) {
             return client;
         }
@@ -32,8 +32,8 @@ fn is_separator(byte: &u8) -> bool {
     matches!(byte, b' ' | b',')
 }
 
-/// The last address of a list, which is taken off it; none, with the list as it is, when there is none or it cannot be
-/// understood.
+/// Removes the last address of a list and returns it; `None`, with the list unchanged, if there is none or it cannot be
+/// parsed.
 fn take_last(list: &mut &[u8]) -> Option<SocketAddr> {
     let end = list.iter().rposition(|byte| !is_separator(byte))? + 1;
     let start = list[..end].iter().rposition(is_separator).map_or(0, |before| before + 1);
@@ -42,7 +42,7 @@ fn take_last(list: &mut &[u8]) -> Option<SocketAddr> {
     Some(address)
 }
 
-/// An address, possibly with a port; one of IPv6 possibly in brackets, and with a port always.
+/// Parses an address, with or without a port. An IPv6 address may have brackets, and with a port must have them.
 pub fn parse_address(text: &[u8]) -> Option<SocketAddr> {
     let text = std::str::from_utf8(text).ok()?;
     if let Ok(address) = text.parse::<IpAddr>() {

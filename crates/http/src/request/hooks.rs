@@ -1,4 +1,4 @@
-//! Hooks of a request for the crates above: calls at its end, and what messages show of a server that it is passed to.
+//! Hooks of a request for the crates above: calls at its end, and the upstream server that its log messages show.
 
 use crate::request::{PassedTo, Request};
 
@@ -13,17 +13,17 @@ impl Request {
         self.outcome.when_refused = Some(forget);
     }
 
-    /// Sets the server that messages show.
+    /// Sets the upstream server that log messages show.
     pub fn show_passed_to(&mut self, passed_to: PassedTo) {
         self.outcome.passed_to = Some(passed_to);
     }
 
-    /// Bytes of bodies of subrequests that have been counted by themselves ([`Request::count_part`]).
+    /// Returns the bytes of subrequests' bodies that are counted separately ([`Request::count_part`]).
     pub fn counted_in_parts(&self) -> u64 {
         self.shared.counted_bytes.get()
     }
 
-    /// Notes that the body of this subrequest counts by itself, and not as a part of the client's answer.
+    /// Counts bytes of this subrequest's body separately, not as a part of the response to the client.
     pub fn count_part(&self, bytes: u64) {
         let counted = &self.shared.counted_bytes;
         counted.set(counted.get() + bytes);

@@ -1,9 +1,8 @@
-//! How fast a response may go out: `limit_rate` and `limit_rate_after`.
+//! Limit on the rate of a response: `limit_rate` and `limit_rate_after`.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#limit_rate>)
 //!
-//! nginx's reckoning: what has been sent, the head included, may at no time be more than the rate allows for the
-//! seconds since the request began, the current one included. So bodies go out in pieces, with pauses between them. The
-//! head never waits.
+//! As in nginx, the bytes sent, the head included, never exceed the rate times the seconds since the request began, the
+//! current second included. So bodies are sent in pieces with pauses between them. The head never waits.
 
 use std::time::Duration;
 
@@ -12,26 +11,26 @@ use gale_runtime::Moment;
 use crate::request::Request;
 use crate::request::body::BodyItem;
 
-/// Most of a file or a buffer that goes out at once, whatever the rate: nginx's default for `sendfile_max_chunk`.
+/// Maximum size of a piece, in bytes, at any rate: nginx's default for `sendfile_max_chunk`.
 const PIECE_MAX: u64 = 2 * 1024 * 1024;
 
-/// A note: so many bytes of the response do not count, whatever the location says.
+/// A note that overrides `limit_rate_after`, in bytes.
 pub struct RateAfter(pub u64);
 
-/// How fast one response goes out.
+/// Rate limit of one response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Bytes per second; not zero.
     per_second: u64,
-    /// So many bytes do not count.
+    /// Bytes sent before the limit applies.
     after: u64,
     started: Moment,
-    /// No piece before that.
+    /// Earliest time of the next piece.
     next: Moment,
 }
 
 impl Rate {
-    /// The rate that the location wants for this request, if any.
+    /// Returns the limit for this request, if its location sets one.
     pub fn of(request: &Request) -> Option<Rate> {
         let per_second = request.limit_rate();
         if per_second == 0 {
@@ -44,7 +43,7 @@ impl Rate {
         Some(Rate { per_second, after, started: request.arrival.started, next: request.arrival.started })
     }
 
-    /// How many bytes may go out now that so many have been sent, or until when to wait.
+    /// Returns the number of bytes that may be sent now, after `sent` bytes. An error is the time to wait until.
     pub(super) fn allows(&self, sent: u64, now: Moment) -> Result<u64, Moment> {
         if now < self.next {
             return Err(self.next);
@@ -60,7 +59,7 @@ impl Rate {
         }
     }
 
-    /// Notes that a piece has gone out.
+    /// Records a piece of `count` bytes, sent after `before` bytes.
     pub(super) fn note(&mut self, before: u64, count: u64, now: Moment) {
         let counted = (before + count).saturating_sub(self.after.max(before));
         self.next = now + self.time_for(counted);
@@ -71,7 +70,7 @@ impl Rate {
     }
 }
 
-/// Takes the first `count` bytes, of which there are as many.
+/// Splits the first `count` bytes off; the item has at least as many.
 pub(super) fn split(item: &mut BodyItem, count: u64) -> BodyItem {
     let size = usize::try_from(count).unwrap_or(usize::MAX);
     match item {

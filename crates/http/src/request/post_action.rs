@@ -1,8 +1,8 @@
-//! `post_action URI|@NAME`: what is done when a request is over, with all that is known of it; its answer is dropped.
+//! `post_action URI|@NAME`: runs another request after a request has ended; its response is dropped.
 //!
-//! nginx has the directive without documentation. There the client's request itself goes on, so that its log line and
-//! its connection wait. Here the request is logged as it ended, the connection goes on, and what follows is a copy in
-//! the background: like a subrequest it passes no access rules, becomes no tunnel and has no `post_action` of its own.
+//! nginx does not document the directive. There the client's request itself continues, which delays its log line and
+//! its connection. Here the request is logged as it ended, the connection goes on, and a copy of the request runs in
+//! the background: like a subrequest, it skips the access phase, becomes no tunnel and has no `post_action` of its own.
 
 use crate::request::Request;
 use crate::request::advance;
@@ -10,18 +10,18 @@ use crate::request::outcome::conclude;
 use crate::request::phases::Flow;
 use crate::request::subrequest;
 
-/// What the directive says.
+/// Argument of the directive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PostAction {
-    /// A path, which is looked up as after an internal redirect.
+    /// A path, the target of an internal redirect.
     Path(Box<[u8]>),
     /// A named location, without its `@`.
     Named(Box<[u8]>),
 }
 
-/// Begins what follows a request that is over and logged. The request is empty afterwards.
+/// Starts the `post_action` of a request that is over and logged. The request is empty afterwards.
 pub(super) fn begin(request: &mut Request) {
-    // 444 is no answer, and what has no path was none to begin with.
+    // Nothing follows status 444 or a request without a path.
     if !request.is_main() || request.response.status == 444 || request.uri.is_empty() {
         return;
     }
@@ -31,7 +31,7 @@ pub(super) fn begin(request: &mut Request) {
         PostAction::Path(path) => Flow::Redirect { uri: path.to_vec(), args: None },
         PostAction::Named(name) => Flow::Named(name.clone()),
     };
-    // For the client it is over: `limit_conn` has a place again.
+    // The client's request is over: `limit_conn` no longer counts it.
     request.let_go();
     let mut over = request.worker().take_request();
     std::mem::swap(&mut *over, request);

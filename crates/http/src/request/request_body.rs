@@ -1,16 +1,13 @@
-//! The whole body of a request, for modules that want it before they go on:
-//! the beginning in memory, the rest in a temporary file.
+//! The whole body of a request, for modules that need it before they go on: the beginning in memory, the rest in a
+//! temporary file.
 //!   client_body_buffer_size SIZE;  client_body_temp_path PATH [LEVEL ...];
 //!   client_body_in_file_only on|clean|off;  client_body_in_single_buffer on|off;
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#client_body_buffer_size>)
 //!
-//! A [`Spool`] stores it, bounded whatever the client does: a body holds at most
-//! `client_body_buffer_size`, what is on its way to the file and one item of
-//! the exchange; all of it on lease, so that the worker's limit holds for all
-//! bodies together. Nothing more is read from the client while the disk is behind.
-//! The file has no name once it is open, so that nothing is left behind however the
-//! request ends; unless `client_body_in_file_only` wants one. Then it keeps its name
-//! only if the whole body is in it.
+//! A [`Spool`] stores it. A body holds at most `client_body_buffer_size`, the bytes in flight to the file and one item
+//! of the exchange; all of it is leased, so the worker's limit holds for all bodies together. While the disk is behind,
+//! nothing more is read from the client. The file has no name once it is open, so nothing is left when the request
+//! ends; with `client_body_in_file_only` it has one, and keeps it only if the whole body is in the file.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -31,62 +28,61 @@ use crate::request::body::{Body, BodyItem, FilePiece};
 use crate::request::configuration::settings::BodyInFile;
 use crate::request::exchange::RequestBodyError;
 
-/// A body that has been read to its end. It can be read again as often as need be; clones are the same body.
+/// A body that has been read to its end. It can be read any number of times; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct StoredBody {
-    /// `None` if nothing came.
+    /// `None` if the body is empty.
     spooled: Option<Spooled>,
-    /// The fields behind it.
+    /// The trailers.
     trailers: Rc<[(Bytes, Bytes)]>,
 }
 
 impl StoredBody {
-    /// How long it is, in bytes.
+    /// Length of the body in bytes.
     pub fn length(&self) -> u64 {
         self.spooled.as_ref().map_or(0, Spooled::length)
     }
 
-    /// Its beginning.
+    /// The part in memory: the beginning.
     pub fn memory(&self) -> Vec<Bytes> {
         self.spooled.as_ref().map(Spooled::memory).unwrap_or_default()
     }
 
-    /// What did not fit into memory: a file of its own, read from its start.
+    /// The file with the part that did not fit into memory, from offset 0.
     pub fn file(&self) -> Option<File> {
         self.spooled.as_ref().and_then(Spooled::file)
     }
 
-    /// How much of it is in the file, in bytes.
+    /// Length of the part in the file, in bytes.
     pub fn file_length(&self) -> u64 {
         self.spooled.as_ref().map_or(0, Spooled::file_length)
     }
 
-    /// The name of the file, which nobody else finds any more unless `client_body_in_file_only` keeps it:
-    /// `$request_body_file`.
+    /// `$request_body_file`: the name of the file. It is removed from the directory unless `client_body_in_file_only`
+    /// keeps it.
     pub fn path(&self) -> Option<Arc<Path>> {
         self.spooled.as_ref().and_then(Spooled::path)
     }
 
-    /// The fields that the client sent behind it: they may be passed on as trailers, and are never merged into a head
-    /// (RFC 9110 §6.5.1).
+    /// The client's trailers. They may be passed on as trailers, and are never merged into a head (RFC 9110 §6.5.1).
     pub fn trailers(&self) -> &[(Bytes, Bytes)] {
         &self.trailers
     }
 
-    /// The name of the file that holds all of it, as [`read_body_to_file`] wants it: it goes with the body, unless
-    /// whoever has renamed the file says so to [`StoredBody::keep`].
+    /// The name of the file that holds the whole body, after [`read_body_to_file`]. The file is removed with the body,
+    /// unless a caller that has renamed it calls [`StoredBody::keep`].
     pub fn name(&self) -> Option<Arc<Path>> {
         self.spooled.as_ref().and_then(Spooled::name)
     }
 
-    /// The file keeps its name, or has another one by now.
+    /// Keeps the file, which may have been renamed.
     pub fn keep(&self) {
         if let Some(spooled) = &self.spooled {
             spooled.keep();
         }
     }
 
-    /// All of it, as items that an exchange or another codec can send; its trailers, if it has some, come last.
+    /// The whole body as items that an exchange or another codec can send; trailers come last.
     pub fn items(&self) -> VecDeque<BodyItem> {
         let mut items: VecDeque<BodyItem> = self.memory().into_iter().map(BodyItem::Bytes).collect();
         if let Some(file) = self.file() {
@@ -98,12 +94,12 @@ impl StoredBody {
         items
     }
 
-    /// All of it, as the body of a message.
+    /// The whole body as the body of a message.
     pub fn body(&self) -> Body {
         Body::Items(self.items())
     }
 
-    /// Reads these bytes of it; `None` if there is nothing.
+    /// Returns a reader of this range; `None` if the body is empty.
     pub fn read(&self, range: impl RangeBounds<u64>) -> Option<SpoolReader> {
         self.spooled.as_ref().map(|spooled| spooled.read(range))
     }
@@ -127,7 +123,7 @@ impl Default for Passed {
 }
 
 impl PassedBody {
-    /// Notes a piece that has come, if the configuration mentions `$request_body`.
+    /// Copies a received piece, if the configuration mentions `$request_body`.
     pub fn note(request: &Request, piece: &[u8]) {
         if !request.http().variables.mentions("request_body") {
             return;
@@ -142,7 +138,7 @@ impl PassedBody {
         }
     }
 
-    /// Appends the body, if there is one and all of it was kept.
+    /// Appends the body and returns `true`, if it is not empty and all of it was kept.
     pub fn append(&self, out: &mut Vec<u8>) -> bool {
         match &*self.0.borrow() {
             Passed::All(bytes) if !bytes.is_empty() => {
@@ -154,8 +150,8 @@ impl PassedBody {
     }
 }
 
-/// Reads the request's body to its end, waiting for the client, and keeps it with the
-/// request: whoever asks again gets the same, and so do subrequests.
+/// Reads the request's body to its end, waiting for the client, and keeps it with the request: later calls return the
+/// same body, also those for subrequests.
 ///
 /// Errors: those of the client, [`RequestBodyError::NoMemory`] and [`RequestBodyError::NotStored`]; all of them are in
 /// the error log, in nginx's words, when this returns. Answer with their status.
@@ -168,8 +164,8 @@ pub async fn read_body(request: &mut Request) -> Result<StoredBody, RequestBodyE
     Ok(stored)
 }
 
-/// As [`read_body`], with all of the body in a file that has a name, even an empty one: to be renamed. A body that was
-/// read before is as it is ([`StoredBody::name`]).
+/// Like [`read_body`], but stores the whole body, even an empty one, in a named file, to be renamed. A body that was
+/// read before stays as it is, perhaps without a file ([`StoredBody::name`]).
 ///
 /// Errors: those of [`read_body`].
 pub async fn read_body_to_file(request: &mut Request) -> Result<StoredBody, RequestBodyError> {
@@ -181,7 +177,8 @@ pub async fn read_body_to_file(request: &mut Request) -> Result<StoredBody, Requ
     Ok(stored)
 }
 
-/// Whether the head announces a longer body than the location takes. Said once: the page for it is not refused again.
+/// Returns `true` if the head announces a longer body than the location accepts; only once, so that the error page is
+/// not refused again.
 pub fn is_refused(request: &mut Request) -> bool {
     let length_max = request.body_limits().length_max;
     let length = request.declared_body_length().unwrap_or(0);
@@ -209,7 +206,7 @@ async fn store_body(request: &Request, becomes_file: bool) -> Result<StoredBody,
     store.finish().await.map_err(|failure| tell(request, &failure))
 }
 
-/// Says in the error log why a body was not stored.
+/// Logs the reason that a body was not stored.
 fn tell(request: &Request, failure: &SpoolError) -> RequestBodyError {
     match failure {
         SpoolError::NoMemory => {
@@ -223,8 +220,7 @@ fn tell(request: &Request, failure: &SpoolError) -> RequestBodyError {
     }
 }
 
-/// Says in the error log, in nginx's words, why a body could not be read. Whoever reads a body piece by piece calls it,
-/// too.
+/// Logs, in nginx's words, the reason that a body could not be read. Readers of a body in pieces call it, too.
 pub fn log_error(request: &Request, error: RequestBodyError) {
     let received = request.exchange().received();
     match error {
@@ -247,16 +243,16 @@ pub fn log_error(request: &Request, error: RequestBodyError) {
     }
 }
 
-/// A body that is coming in.
+/// A body that is being received.
 struct Store<'r> {
     request: &'r Request,
-    /// There from the first byte on.
+    /// `None` before the first byte.
     spool: Option<Spool>,
     trailers: Vec<(Bytes, Bytes)>,
     in_file: BodyInFile,
-    /// Somebody wants a file of it.
+    /// The caller wants the body in a file: [`read_body_to_file`].
     becomes_file: bool,
-    /// The log has the name of its file.
+    /// The file's name has been logged, or is not to be.
     file_is_logged: bool,
 }
 
@@ -266,7 +262,7 @@ impl Store<'_> {
             true => BodyInFile::Clean,
             false => *request.scope().core.client_body_in_file_only.get(),
         };
-        // What was asked for is told of nowhere.
+        // A file that the caller asked for is not logged.
         Store { request, spool: None, trailers: Vec::new(), in_file, becomes_file, file_is_logged: becomes_file }
     }
 
@@ -291,7 +287,7 @@ impl Store<'_> {
     async fn finish(mut self) -> Result<StoredBody, SpoolError> {
         let has_body = self.request.declared_body_length() != Some(0) || self.request.header(ContentLength).is_some();
         if self.becomes_file || self.in_file != BodyInFile::Off && has_body {
-            // Even an empty one is in a file.
+            // An empty body gets a file, too.
             self.spool().begin_file();
         }
         let trailers = std::mem::take(&mut self.trailers).into();
@@ -315,16 +311,16 @@ impl Store<'_> {
                 BodyInFile::Off => (*core.client_body_buffer_size.get(), SpoolPath::Unnamed(temp_path)),
                 BodyInFile::On | BodyInFile::Clean => (0, SpoolPath::Named(temp_path)),
             };
-            // How long it may become is the exchange's to say.
+            // The exchange limits the length.
             Spool::new(SpoolOptions { memory_max, length_max: None, place, pool: None })
         })
     }
 
-    /// Tells of the file, once it is there.
+    /// Logs the file's name, once the file exists.
     fn log_file(&mut self, path: Option<Arc<Path>>) {
         let Some(path) = path.filter(|_| !self.file_is_logged) else { return };
         self.file_is_logged = true;
-        // Nobody need be warned of what was asked for.
+        // A file that the configuration asks for needs no warning.
         let level = if self.in_file == BodyInFile::Off { Level::Warn } else { Level::Notice };
         let path = path.display();
         self.request.log(level, format_args!("a client request body is buffered to a temporary file {path}"));
@@ -564,7 +560,7 @@ mod tests {
             let mut request = mock::request(&exchange, core);
             let mut reading = Box::pin(read_body(&mut request));
             let mut client_is_asked_again = exchange.asks_for_more();
-            // Until all that came is stored and more is wanted.
+            // Until everything received is stored and the client is read again.
             poll_fn(|context| {
                 assert!(reading.as_mut().poll(context).is_pending());
                 client_is_asked_again.as_mut().poll(context)

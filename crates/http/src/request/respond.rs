@@ -1,4 +1,4 @@
-//! The head of a response: what it says of the body, of the connection and of the server; then the body follows.
+//! Starts a response: its head, with the fields about the body, the connection and the server; then the body.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -16,19 +16,19 @@ use crate::request::limit_rate::Rate;
 use crate::request::pump::send_rest;
 use crate::request::tunnel::Opened;
 
-/// What has become of a request that had to wait.
+/// Outcome of a request that had to wait.
 pub enum Answered {
-    /// There is no answer: the connection is to be closed.
+    /// No response: the connection is to be closed.
     Not,
-    /// All of the answer was given to the exchange.
+    /// The exchange has the whole response.
     Wholly,
-    /// The head was: what follows are bytes both ways. They may go on for days, so the caller carries them, and frees
-    /// before that what the request needed on its way here.
+    /// The exchange has the head; a tunnel follows. It may last for days, so the caller carries its bytes, after it has
+    /// freed the memory that the request needed.
     Tunnel(Opened),
 }
 
-/// The rest of a request that has to wait: through the phases and on to the last item of the body, or to the beginning
-/// of a tunnel.
+/// Runs a request that has to wait through the remaining phases, and sends its response up to the last item of the body
+/// or the beginning of a tunnel.
 pub async fn finish_and_send(request: &mut Request, step: Step) -> Answered {
     let Some(body) = finish(request, step).await else { return Answered::Not };
     match start_response(request, body) {
@@ -37,7 +37,7 @@ pub async fn finish_and_send(request: &mut Request, step: Step) -> Answered {
     }
 }
 
-/// What follows a response's head and is not given with it.
+/// Part of a response that follows its head and is not given with it.
 pub enum Rest {
     /// A body that comes item by item.
     Body(ResponseBody, Body),
@@ -46,7 +46,7 @@ pub enum Rest {
 }
 
 impl Rest {
-    /// Sends a body to its end, or until the client leaves. A tunnel is the caller's to carry.
+    /// Sends a body to its end, or until the client leaves. A tunnel is returned for the caller to carry.
     pub async fn send(self, request: &Request) -> Answered {
         match self {
             Rest::Body(response, body) => send_rest(request, response, body).await,
@@ -56,20 +56,20 @@ impl Rest {
     }
 }
 
-/// Gives the head to the exchange and returns what is to follow, both as the
-/// filters made them. When this returns `None`, all of it has been given.
+/// Gives the head to the exchange and returns the rest of the response, both as changed by the filters. `None` if the
+/// exchange has the whole response.
 pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
     request.record.answered = Some(gale_runtime::now());
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     let files = match &body {
         Body::Empty | Body::Bytes(_) => None,
-        // What filters have made of no body.
+        // Not sent: a 304 has no body.
         _ if request.response.status == 304 => None,
         Body::File(_) | Body::Items(_) | Body::Stream(_) => {
             let files = FileOptions::of(request, &scope.core);
             if files.is_none() {
-                // Its fields speak of the body that there will not be.
+                // The fields describe a body that is not sent.
                 request.response.clear();
                 request.close_after_response();
                 body = error_page::plain(request, 500);
@@ -83,7 +83,7 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
     let is_tunnel = request.outcome.tunnel.is_some();
     let is_limited = !is_tunnel && length != BodyLength::NoBody && Rate::of(request).is_some();
     let has_trailers = !is_tunnel && length == BodyLength::UntilEnd && request.response.has_trailers;
-    // What is sent bit by bit is gathered as `postpone_output` says.
+    // Bodies sent piece by piece are buffered according to `postpone_output`.
     let files = files.or_else(|| (is_limited || has_trailers).then(|| FileOptions::without_pool(core)));
     let options = ResponseOptions { length, files, send_timeout: *core.send_timeout.get() };
     if let Some(other_end) = request.outcome.tunnel.take() {
@@ -110,8 +110,8 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
     None
 }
 
-/// `absolute_redirect`: a path becomes a URL with the scheme, the host that was asked
-/// for, and the port. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#absolute_redirect>)
+/// `absolute_redirect`: turns a path into a URL with the scheme, the requested host, and the port.
+/// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#absolute_redirect>)
 fn make_location_absolute(request: &mut Request, core: &CoreSettings) {
     if request.response.location.first() != Some(&b'/') || !*core.absolute_redirect.get() {
         return;
@@ -138,7 +138,7 @@ fn make_location_absolute(request: &mut Request, core: &CoreSettings) {
     request.response.location = url;
 }
 
-/// How the body's end is told, and what the head announces.
+/// Returns the framing of the body, and sets the fields of the head that depend on it.
 fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     let length = body.length();
     let status = request.response.status;
@@ -148,7 +148,7 @@ fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     }
     if status < 200 || matches!(status, 204 | 304) {
         match status {
-            // An `error_page` has made it out of something with a body.
+            // An `error_page` has replaced a response with a body.
             204 => request.response.content_type.clear(),
             304 => request.response.describe_nothing(),
             _ => {}

@@ -391,8 +391,8 @@ pub fn run_in_background(parent: &Request, target: Target) -> bool {
     started
 }
 
-/// Has the request done again in the background, from the content phase of its location on, with this note: its answer
-/// is dropped. `false`, and a line in the error log, when there are too many.
+/// Runs the request again in the background, from the content phase of its location on, with this note; its response is
+/// dropped. Returns `false`, with a line in the error log, when there are too many.
 pub fn repeat_in_background<N: 'static>(parent: &Request, note: N) -> bool {
     let Some(mut request) = Copy::of(parent) else { return false };
     request.0.inherit_notes(parent);
@@ -405,8 +405,8 @@ pub fn repeat_in_background<N: 'static>(parent: &Request, note: N) -> bool {
     complain_of_background(parent, started)
 }
 
-/// Has something done in the background with a copy of the request: what has begun for it and belongs to others, too.
-/// `false`, and a line in the error log, when there is too much of that.
+/// Runs work in the background with a copy of the request: work that was begun for it and that others share. Returns
+/// `false`, with a line in the error log, when there are too many.
 pub fn copy_in_background<F: Future<Output = ()> + 'static>(parent: &Request, work: impl FnOnce(Copy) -> F) -> bool {
     let Some(request) = Copy::of(parent) else { return false };
     let (generation, worker) = (request.http().generation, Rc::clone(request.worker()));
@@ -422,8 +422,8 @@ fn complain_of_background(parent: &Request, started: bool) -> bool {
     started
 }
 
-/// Has a request that is over go on in the background, from where `begin` brings it: what it comes to is dropped. There
-/// is a line in the error log when there is too much of that.
+/// Continues a request that is over in the background, from the step that `begin` returns; its response is dropped.
+/// Writes a line to the error log when there are too many.
 pub(super) fn leave_behind(mut request: Box<Request>, begin: impl FnOnce(&mut Request) -> Step + 'static) {
     request.exchange = Some(Side::after(&request));
     request.routing.kind = Kind::LEFT_BEHIND;
@@ -612,7 +612,7 @@ impl Side {
         Side::leave(parent, Over::default())
     }
 
-    /// For what follows a request that is over.
+    /// Exchange of a background request that follows a request that is over.
     fn after(request: &Request) -> Rc<dyn Exchange> {
         let exchange = request.exchange();
         let over = Over { sent: exchange.sent(), received: exchange.received(), is_complete: exchange.is_complete() };

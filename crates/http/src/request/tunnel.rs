@@ -1,7 +1,7 @@
 //! Tunnels: connections that carry plain bytes both ways after a 101, or a 2xx to CONNECT. (RFC 9110 §7.8 and §9.3.6)
 //!
-//! The directions are independent: each goes on when the other one waits or has ended, so that two ends that both write
-//! before they read never wait for each other here. What is held of each is bounded.
+//! The directions are independent: each continues when the other one waits or has ended, so two ends that both write
+//! before they read do not deadlock. The bytes buffered for each direction are bounded.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -21,16 +21,16 @@ pub trait Tunnel {
     /// The next bytes for the client; `None` at the end of that direction.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, BodyError>>;
 
-    /// Sends on what was written. Ready when more may be written; after [`Tunnel::end`] when all of it has left.
+    /// Sends the written bytes. Ready when more may be written; after [`Tunnel::end`], when all of them have been sent.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>>;
 
-    /// Takes bytes from the client. Only when [`Tunnel::poll_ready`] has said so.
+    /// Takes bytes from the client. To be called only when [`Tunnel::poll_ready`] was ready.
     fn write(&mut self, bytes: Bytes);
 
     /// The client has ended its direction: nothing more will be written.
     fn end(&mut self);
 
-    /// How long nothing may pass in either direction.
+    /// Maximum time without bytes in either direction.
     fn idle_max(&self) -> Duration;
 }
 
@@ -40,10 +40,10 @@ impl fmt::Debug for dyn Tunnel {
     }
 }
 
-/// What is being done, in nginx's words.
+/// nginx's phrase in log messages.
 const PROXYING: &str = "proxying upgraded connection";
 
-/// Why a tunnel ended. The error log knows.
+/// Reason for the end of a tunnel, for the error log.
 pub(crate) enum End {
     /// Both directions have ended.
     Ended,
@@ -52,15 +52,15 @@ pub(crate) enum End {
     Broken(BodyError),
 }
 
-/// A tunnel whose head the client has been given.
+/// A tunnel whose response head has been sent.
 pub struct Opened {
     /// The client's end.
     pub(crate) response: ResponseBody,
     pub(crate) other_end: Box<dyn Tunnel>,
 }
 
-/// Carries bytes both ways until both directions have ended, one end is lost, or nothing has passed for too long. It
-/// needs no request meanwhile.
+/// Carries bytes both ways until both directions have ended, one end is lost, or the tunnel has been idle for too long.
+/// It needs no request meanwhile.
 pub(crate) fn carry(opened: Opened) -> impl Future<Output = End> {
     let Opened { response: client, other_end: tunnel } = opened;
     let idle = Timer::after(tunnel.idle_max());
@@ -75,12 +75,12 @@ pub(crate) fn carry(opened: Opened) -> impl Future<Output = End> {
 }
 
 impl End {
-    /// Returns `true` if the client cannot see the end otherwise.
+    /// `true` if only an abort shows the client the end.
     fn is_hidden_from_client(&self) -> bool {
         !matches!(self, End::Ended | End::Client(Gone::ByPeer))
     }
 
-    /// Tells the error log.
+    /// Writes the reason to the error log.
     pub(crate) fn tell(self, request: &Request) {
         match self {
             End::Ended => {
@@ -105,7 +105,7 @@ struct Carrier {
     client: ResponseBody,
     tunnel: Box<dyn Tunnel>,
     idle: Timer,
-    /// How much the client had taken when this was looked at last.
+    /// Bytes sent to the client at the last check.
     sent: u64,
     client_has_ended: bool,
     other_has_ended: bool,
@@ -116,7 +116,7 @@ impl Carrier {
         if let Err(end) = self.poll_both(context) {
             return Poll::Ready(end);
         }
-        // What the client takes passes, too, although nothing new has come.
+        // Bytes that the client takes count as activity, even if no new ones have arrived.
         let sent = self.client.exchange().sent().bytes;
         if std::mem::replace(&mut self.sent, sent) != sent {
             self.idle.set_after(self.tunnel.idle_max());
@@ -124,7 +124,7 @@ impl Carrier {
         self.idle.poll_expired(context).map(|()| End::Idle)
     }
 
-    /// Carries what there is; an error is the end, whichever.
+    /// Carries the available bytes; the error is the end of the tunnel, with any reason.
     fn poll_both(&mut self, context: &mut Context<'_>) -> Result<(), End> {
         loop {
             let takes_more = is_ready(self.tunnel.poll_ready(context).map_err(End::Broken))?;
@@ -132,7 +132,7 @@ impl Carrier {
             let client_takes_more = is_ready(self.client.poll_ready(LOW_WATER_BYTES, context).map_err(End::Client))?;
             let to_client = client_takes_more && !self.other_has_ended && self.read_other(context)?;
             if self.client_has_ended && self.other_has_ended {
-                // Asked anew: before its end was told, it was only whether more is taken.
+                // Polled again: after `end`, ready means that all bytes have been sent.
                 let other_has_all = is_ready(self.tunnel.poll_ready(context).map_err(End::Broken))?;
                 let client_has_all = is_ready(self.client.poll_sent(context).map_err(End::Client))?;
                 return if client_has_all && other_has_all { Err(End::Ended) } else { Ok(()) };
@@ -144,7 +144,7 @@ impl Carrier {
         }
     }
 
-    /// Whether something came from the client, its end included.
+    /// Returns `true` if bytes, or the end, came from the client.
     fn read_client(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         match self.client.exchange().poll_body(context, &BodyLimits::NONE) {
             Poll::Pending => return Ok(false),
@@ -160,7 +160,7 @@ impl Carrier {
         Ok(true)
     }
 
-    /// Whether something came from the other end, its end included.
+    /// Returns `true` if bytes, or the end, came from the other end.
     fn read_other(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         match self.tunnel.poll_read(context) {
             Poll::Pending => return Ok(false),

@@ -1,5 +1,5 @@
-//! What the requests of one event loop share: the configuration for the next one, and requests that are kept for their
-//! memory. A request holds this, so nothing here knows a connection.
+//! State shared by the requests of one event loop: the configuration for the next one, and spare requests, kept to
+//! reuse their memory. Every request holds a handle on it, so nothing here knows a connection.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,23 +14,22 @@ use gale_worker::Worker;
 use crate::request::Request;
 use crate::request::configuration::HttpConfiguration;
 
-/// Requests, and transfers of connections, that are kept for their memory when they are done: as many as a worker that
-/// passes requests on has under way at once under load. Each one beyond is allocated, filled and freed again, in memory
-/// that no cache has.
+/// Maximum number of spare requests, and of spare transfers of connections, that are kept to reuse their memory: as
+/// many as a proxying worker has in flight under load. Each one beyond is allocated, filled and freed in memory that is
+/// in no CPU cache.
 pub(crate) const SPARES_MAX: usize = 512;
 
-/// A request that has taken more memory than this, in bytes, is not kept: how much it takes is its client's choice. A
-/// usual one takes a tenth.
+/// Maximum memory of a spare request, in bytes; larger ones are freed, since the client decides their size. A usual
+/// request takes a tenth.
 const SPARE_REQUEST_BYTES_MAX: usize = 8 * 1024;
 
-/// As much of a scratch buffer is kept, in bytes.
+/// Maximum capacity of a scratch buffer that is kept, in bytes.
 const SCRATCH_BYTES_MAX: usize = 16 * 1024;
 
-/// The configuration as the requests of one worker hold it: counted without
-/// atomics. The thread that supervises the loops holds it, too, and longer, so that
-/// it is never freed on a loop.
+/// The configuration with a reference count of one worker, which needs no atomics. The thread that supervises the loops
+/// holds it longer, so it is never freed on a loop.
 pub struct Configured {
-    /// A part of `configuration`, and dropped before it: whoever drops the last handle of the whole drops this, too.
+    /// A part of `configuration`, and dropped before it: the last handle of `configuration` frees both.
     http: Arc<HttpConfiguration>,
     configuration: Arc<Configuration>,
 }
@@ -42,7 +41,7 @@ impl Configured {
         Rc::new(Configured { configuration, http })
     }
 
-    /// Where messages go that belong to no request.
+    /// The error log for messages that belong to no request.
     pub fn error_log(&self) -> &Arc<ErrorLog> {
         &self.configuration.error_log
     }
@@ -63,19 +62,19 @@ impl Configured {
     }
 }
 
-/// See the file's head.
+/// State shared by the requests of one event loop.
 pub struct HttpWorker {
-    /// What the protocols of this loop share.
+    /// State shared by all protocols of this loop.
     pub common: Rc<Worker>,
     /// Subrequests that no connection waits for.
     pub(crate) background: Rc<BackgroundTasks>,
     configuration: RefCell<Rc<Configured>>,
     is_draining: Cell<bool>,
-    /// Until then idle connections wait for a request although the worker is on its way out.
+    /// Time until which idle connections stay open while the worker drains.
     idle_kept_until: Cell<Moment>,
     #[expect(clippy::vec_box, reason = "a request stays where it is: a kilobyte that is not moved")]
     spare_requests: RefCell<Vec<Box<Request>>>,
-    /// One, and one more for each call of [`HttpWorker::with_scratch`] within another.
+    /// Scratch buffers: one for each level of nested [`HttpWorker::with_scratch`] calls.
     scratches: RefCell<Vec<Vec<u8>>>,
 }
 
@@ -108,23 +107,23 @@ impl HttpWorker {
         look(&self.configuration.borrow())
     }
 
-    /// Whether the worker is on its way out: connections close after the current answer.
+    /// `true` if the worker drains: connections close after the current response.
     pub fn is_draining(&self) -> bool {
         self.is_draining.get()
     }
 
-    /// Until when idle connections may not be closed for want of something better: a moment long past, unless
+    /// Time until which a draining worker keeps idle connections open: long past, unless
     /// [`HttpWorker::keep_idle_until`] was called.
     pub(crate) fn idle_kept_until(&self) -> Moment {
         self.idle_kept_until.get()
     }
 
-    /// Has the worker on its way out wait so long for requests on idle connections.
+    /// Keeps idle connections open until this time while the worker drains.
     pub(crate) fn keep_idle_until(&self, until: Moment) {
         self.idle_kept_until.set(until);
     }
 
-    /// From now on the worker is on its way out.
+    /// Starts to drain the worker.
     pub(crate) fn drain(&self) {
         self.is_draining.set(true);
     }
@@ -137,7 +136,7 @@ impl HttpWorker {
         request
     }
 
-    /// Takes a request back.
+    /// Keeps a finished request as a spare one, or frees it.
     pub(crate) fn give_back(&self, mut request: Box<Request>) {
         request.reset();
         let mut spare = self.spare_requests.borrow_mut();
@@ -146,8 +145,7 @@ impl HttpWorker {
         }
     }
 
-    /// Calls `write` with an empty buffer to put something together in. The buffer is the one that was used last, so
-    /// that its memory is in the caches of the processor.
+    /// Calls `write` with an empty scratch buffer: the one used last, whose memory is in the CPU caches.
     pub fn with_scratch<T>(&self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut scratch = self.scratches.borrow_mut().pop().unwrap_or_default();
         let result = write(&mut scratch);

@@ -17,37 +17,39 @@ pub struct Http2Settings {
     pub enabled: Setting<bool>,
     /// `http2_max_concurrent_streams`
     pub concurrent_streams_max: Setting<u32>,
-    /// `http2_body_preread_size`: how much of a body a client may send before anybody has asked for it.
+    /// `http2_body_preread_size`: initial window of a stream: bytes of a body that are accepted before
+    /// they are read.
     pub body_preread_size: Setting<u32>,
-    /// `http2_chunk_size`: the most that a frame of a body holds.
+    /// `http2_chunk_size`: maximum size of a DATA frame's payload.
     pub chunk_size: Setting<u64>,
-    /// `http2_recv_buffer_size`: how much is received at once, at most.
+    /// `http2_recv_buffer_size`: maximum number of bytes received at once.
     pub recv_buffer_size: Setting<u64>,
-    /// `http2_flood_limits`: how often a client may do what costs us more than it, in ten seconds.
+    /// `http2_flood_limits`: limits, per ten seconds, on actions that cost the server more than the client.
     pub flood_limits: Setting<FloodLimits>,
 }
 
-/// What an address needs of HTTP/2 before a request has named its server: as its default server says.
+/// HTTP/2 settings of an address, taken from its default server: a connection needs them before a request names its
+/// server.
 #[derive(Clone, Debug)]
 pub struct Http2Address {
-    /// What clients may do.
+    /// Limits on clients.
     pub limits: Arc<Limits>,
-    /// How much is received at once, in bytes.
+    /// Maximum number of bytes received at once.
     pub receive_max: usize,
 }
 
-/// What all streams of a connection together may send before anybody has asked for it, in bytes.
+/// Window of a connection, in bytes: data of all its streams that is accepted before it is read.
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
 impl Default for Http2Address {
-    /// Where no module has the settings.
+    /// The settings without an http v2 module.
     fn default() -> Http2Address {
         Http2Address { limits: Arc::default(), receive_max: RECEIVE_MAX }
     }
 }
 
 impl Http2Address {
-    /// What the settings of a server come to.
+    /// Computes the settings of an address from those of its default server.
     pub fn of(core: &CoreSettings, settings: &Http2Settings) -> Http2Address {
         let stream_window = *settings.body_preread_size.get();
         let limits = Limits {
@@ -64,13 +66,13 @@ impl Http2Address {
     }
 }
 
-/// Less is never received at once.
+/// Lower bound of `receive_max`, in bytes.
 const RECEIVE_MIN: usize = 1024;
 
-/// More is not received at once: a record of TLS, and the budget of a small task.
+/// Upper bound of `receive_max`, in bytes: a TLS record, and the budget of a small task.
 const RECEIVE_MAX: usize = 16 * 1024;
 
-/// The bounds of request heads in a server, whatever the version.
+/// Returns the limits on request heads in a server, for all versions of HTTP.
 pub fn head_limits(core: &CoreSettings) -> http1::Limits {
     let large = *core.large_client_header_buffers.get();
     let small = *core.client_header_buffer_size.get();

@@ -1,4 +1,4 @@
-//! Which location answers for a URI: nginx's rules, on a radix tree.
+//! Finds the location for a URI by nginx's rules, on a radix tree.
 //!
 //! An exact location (`=`) ends the search. Otherwise the longest prefix is
 //! remembered, the search goes on among the locations nested in it, and unless
@@ -29,14 +29,14 @@ struct Prefix {
     final_prefix: bool,
 }
 
-/// How a location says which URIs it is for.
+/// URIs that a location matches.
 #[derive(Debug)]
 pub enum Pattern {
     /// `location = /uri`
     Exact(Box<[u8]>),
     /// `location /uri` and, with `final_prefix`, `location ^~ /uri`
     Prefix {
-        /// What the URI has to begin with.
+        /// The beginning of matching URIs.
         prefix: Box<[u8]>,
         /// Written with `^~`.
         final_prefix: bool,
@@ -47,21 +47,21 @@ pub enum Pattern {
     Named(Box<[u8]>),
 }
 
-/// What the search found.
+/// Result of a search.
 #[derive(Debug)]
 pub struct Found<'l> {
     /// The scope of the location.
     pub scope: ScopeId,
-    /// The match, when it was found by a regular expression.
+    /// The match, if the location has a regular expression.
     pub matched: Option<Match<'l>>,
 }
 
-/// The search failed on its way: a regular expression hit PCRE2's limits.
+/// The search failed: a regular expression hit PCRE2's limits.
 #[derive(Debug)]
 pub struct SearchError(pub String);
 
 impl Locations {
-    /// Adds a location; `false` when one with the same pattern is there already.
+    /// Adds a location; returns `false` if the level has one with the same pattern already.
     /// Named locations belong to the server and are not kept here.
     pub fn insert(&mut self, pattern: Pattern, scope: ScopeId, nested: Locations) -> bool {
         let is_new = match pattern {
@@ -82,12 +82,12 @@ impl Locations {
         is_new
     }
 
-    /// Whether there is nothing to search.
+    /// `true` if the level has no locations.
     pub fn is_empty(&self) -> bool {
         self.exact.is_empty() && self.prefixes.is_empty() && self.regexes.is_empty()
     }
 
-    /// The location whose name is `uri` and a slash, unless there is one for exactly `uri`.
+    /// Returns the location named `uri` followed by a slash, unless a location has exactly the name `uri`.
     pub fn find_slashed(&self, uri: &[u8]) -> Option<ScopeId> {
         if self.exact.contains_key(uri) {
             return None;
@@ -130,7 +130,7 @@ impl Locations {
                 match nested.search(uri)? {
                     Outcome::Nothing => {}
                     Outcome::Final(found) => return Ok(Outcome::Final(found)),
-                    // A nested `^~` speaks for its own level only.
+                    // A nested `^~` applies to its own level only.
                     inner @ Outcome::Prefix(_) => best = inner,
                 }
             }
@@ -145,7 +145,7 @@ impl Locations {
         Ok(best)
     }
 
-    /// A location found by its regular expression may have locations nested in it.
+    /// Continues the search among the locations nested in a location found by its regular expression.
     fn found_by_regex<'l>(&'l self, scope: ScopeId, matched: Match<'l>, uri: &[u8]) -> Result<Found<'l>, SearchError> {
         let inner = match self.nested.get(&scope) {
             Some(nested) => nested.find(uri)?,
@@ -160,7 +160,7 @@ impl Locations {
 }
 
 enum Outcome<'l> {
-    /// Nothing may take its place: an exact match or a regular expression.
+    /// An exact match or a regular expression: nothing may replace it.
     Final(Found<'l>),
     /// The longest prefix: a regular expression of an outer level may still replace it.
     Prefix(Found<'l>),

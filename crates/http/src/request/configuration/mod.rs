@@ -2,10 +2,10 @@
 //! workers. `configuration/` builds it.
 //!
 //! A scope is one level of settings (the http block, a server, a location). All
-//! settings of a scope are complete: what it did not say itself it took from
-//! its parent when the configuration was built, so that a request looks into
-//! one scope only. The settings of modules that a scope does not mention it
-//! shares with its siblings: thousands of locations take little memory.
+//! settings of a scope are complete: missing ones were inherited from its parent
+//! when the configuration was built, so a request reads one scope only. A scope
+//! shares the settings of modules that it does not mention with its siblings:
+//! thousands of locations take little memory.
 
 pub mod http2;
 pub mod location;
@@ -40,19 +40,19 @@ pub struct HttpConfiguration {
     pub scopes: Vec<Scope>,
     /// The servers in the order of the file.
     pub servers: Vec<Server>,
-    /// The addresses to listen on, each with the servers that it chooses from.
+    /// The addresses to listen on, each with its servers.
     pub addresses: Vec<Address>,
     /// Every variable that the file mentions or a module stores.
     pub variables: VariableTable,
     /// The groups of servers that requests may be passed to.
     pub upstreams: UpstreamTable<Request>,
-    /// Whether any of the addresses has TLS.
+    /// `true` if any address has TLS.
     pub speaks_tls: bool,
-    /// Whether connections keep the first message of TLS, because a variable is about it.
+    /// `true` if connections keep the ClientHello, because a variable needs it.
     pub keeps_client_hello: bool,
-    /// Whether any scope has [`Scope::redirects_to_slash`].
+    /// `true` if any scope has [`Scope::redirects_to_slash`].
     pub redirects_to_slash: bool,
-    /// Counts the configurations of this process; the first one is 1.
+    /// Number of this configuration in the process; the first one is 1.
     pub generation: u64,
 }
 
@@ -92,7 +92,7 @@ pub struct Address {
     pub listening: listen::Address,
     /// The servers to choose from.
     pub servers: VirtualServers,
-    /// How HTTP/2 is spoken there, where it is.
+    /// Settings of HTTP/2 on this address; unused without it.
     pub http2: Http2Address,
 }
 
@@ -104,23 +104,23 @@ pub struct Server {
     pub name: Box<[u8]>,
     /// Its locations.
     pub locations: Locations,
-    /// Its locations that only redirects reach: `location @name`.
+    /// Its named locations (`location @name`), reached by internal redirects only.
     pub named: HashMap<Box<[u8]>, ScopeId>,
-    /// Its certificates, and its rules for those of clients.
+    /// Its certificates, and its rules for client certificates.
     pub tls: Option<Arc<TlsServer>>,
-    /// The names of its certificates and keys, if they have variables: each handshake asks for them.
+    /// The names of its certificates and keys, if they contain variables: each handshake evaluates them.
     pub certificate_names: CertificateNames<Request>,
-    /// Whether clients have to have a certificate; also where the server has none itself.
+    /// Requirement of a client certificate; also set if the server has no certificate itself.
     pub verify_client: VerifyClient,
-    /// Whether clients may ask for tunnels (CONNECT): a location of it makes some.
+    /// `true` if CONNECT is allowed: a location of the server makes tunnels.
     pub allows_connect: bool,
-    /// Whether clients that name it are offered HTTP/2: `http2`.
+    /// `http2`: clients that name this server are offered HTTP/2.
     pub http2: bool,
-    /// `status_zone`: where what it serves is counted.
+    /// `status_zone`: counters of the server.
     pub zone: Option<Arc<ServerZone>>,
 }
 
-/// What kind of place a scope belongs to.
+/// Kind of a scope's block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScopeKind {
     /// The http block itself.
@@ -129,33 +129,33 @@ pub enum ScopeKind {
     Server,
     /// A location.
     Location,
-    /// A block inside of one of the others that has settings of its own: `if`.
+    /// A block inside another one with settings of its own: `if`.
     Nameless,
 }
 
-/// One level of settings and what follows from them.
+/// One level of settings, with the handlers and filters that they enable.
 pub struct Scope {
-    /// Where the scope stands.
+    /// Kind of the scope's block.
     pub kind: ScopeKind,
     /// The location's name as written (`/images/`, `@fallback`), empty otherwise.
     pub name: Box<[u8]>,
-    /// The settings that the engine itself needs.
+    /// The settings that the engine needs.
     pub core: Arc<CoreSettings>,
-    /// Another scope for some requests.
+    /// `limit_except`: another scope for requests with other methods.
     pub limit_except: Option<LimitExcept>,
-    /// Where messages about requests in this scope go.
+    /// Error log for requests in this scope.
     pub error_log: ErrorLog,
     /// The settings of every module, by the module's index.
     pub confs: Box<[Option<SharedConf>]>,
-    /// At which index they stand, by their type.
+    /// Indexes into `confs`, by the type of the settings.
     pub conf_indexes: Arc<ConfIndexes>,
-    /// The most that a frame of a body holds in HTTP/2: `http2_chunk_size`.
+    /// `http2_chunk_size`: maximum size of a DATA frame's payload in HTTP/2.
     pub http2_chunk_size: usize,
-    /// Its URI without the slash at the end of its name is answered by a redirect.
+    /// The location's name without its final slash is answered by a redirect.
     pub redirects_to_slash: bool,
-    /// Per phase, the handlers that have something to do here, in order.
+    /// Per phase, the handlers that apply here, in order.
     pub handlers: [Vec<BoundHandler>; PHASES],
-    /// The response filters that have something to do here, in order.
+    /// The response filters that apply here, in order.
     pub filters: Vec<BoundFilter>,
 }
 
@@ -168,20 +168,20 @@ impl Scope {
         }
     }
 
-    /// The settings of this type, for modules that decide something together. (A module's own come with the call.)
+    /// Returns the settings of this type, for a module that needs those of another one. (Its own come with the call.)
     pub fn conf_of<C: 'static>(&self) -> Option<&C> {
         let index = self.conf_indexes.index(TypeId::of::<C>())?;
         self.confs.get(index)?.as_ref()?.downcast_ref()
     }
 }
 
-/// Where the settings of each type stand among those of a scope, which is the same in all scopes: requests ask for
-/// them, and to look through the settings of every module costs a thousand instructions.
+/// Index of each type of settings among those of a scope; the same in all scopes. Requests look settings up by type,
+/// and a search through every module costs a thousand instructions.
 #[derive(Debug, Default)]
 pub struct ConfIndexes(hashbrown::HashMap<TypeId, usize>);
 
 impl ConfIndexes {
-    /// As these settings of a scope stand.
+    /// Builds the indexes from the settings of one scope.
     pub fn of(confs: &[Option<SharedConf>]) -> ConfIndexes {
         let there = confs.iter().enumerate().filter_map(|(index, conf)| Some((index, conf.as_deref()?)));
         ConfIndexes(there.map(|(index, conf)| (conf.type_id(), index)).collect())
@@ -192,10 +192,10 @@ impl ConfIndexes {
     }
 }
 
-/// `limit_except METHOD … { }`: a location of its own for requests with other methods.
+/// `limit_except METHOD … { }`: a scope of its own for requests with other methods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitExcept {
-    /// The methods that stay outside of it.
+    /// The methods that the block does not apply to.
     pub methods: Box<[Method]>,
     /// The block's settings.
     pub scope: ScopeId,
@@ -204,18 +204,18 @@ pub struct LimitExcept {
 /// A handler with the module whose settings it is called with.
 #[derive(Clone, Copy)]
 pub struct BoundHandler {
-    /// What to call.
+    /// The handler.
     pub handler: &'static dyn Handler,
     /// The index of its module.
     pub module: usize,
-    /// The location whose content a block without a name keeps: the handler is called with the settings of that.
+    /// The location whose content handler an `if` block keeps: the handler runs with that location's settings.
     pub kept_from: Option<ScopeId>,
 }
 
 /// A filter with the module whose settings it is called with.
 #[derive(Clone, Copy)]
 pub struct BoundFilter {
-    /// What to call.
+    /// The filter.
     pub filter: &'static dyn Filter,
     /// The index of its module.
     pub module: usize,

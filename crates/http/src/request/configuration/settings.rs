@@ -1,7 +1,6 @@
-//! The settings of nginx's http core module, which the engine itself lives by.
+//! The settings of nginx's http core module, which the engine itself reads.
 //!
-//! The directive table that fills them stands with the other modules, in
-//! `gale-modules` `http/core/`; this file only says what they are.
+//! The directive table that fills them is in `gale-modules` `http/core/`; this file has only their types.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
 
 use std::sync::Arc;
@@ -28,7 +27,7 @@ pub use gale_spool::TempPath;
 #[derive(Default)]
 #[allow(missing_docs, reason = "the fields are nginx's directives")]
 pub struct CoreSettings {
-    // Of a server: what is needed before a location is known.
+    // Settings of a server, needed before a location is known.
     pub client_header_buffer_size: Setting<usize>,
     pub large_client_header_buffers: Setting<HeaderBuffers>,
     pub client_header_timeout: Setting<Duration>,
@@ -85,14 +84,14 @@ pub struct CoreSettings {
     pub output_buffers: Setting<HeaderBuffers>,
     pub postpone_output: Setting<u64>,
     pub read_ahead: Setting<u64>,
-    /// Accepted, and without a meaning on Linux.
+    /// Accepted; has no effect on Linux.
     pub send_lowat: Setting<u64>,
 
-    // Names that requests ask for.
+    // Resolution of names.
     pub resolver: Setting<Arc<ResolverSettings>>,
     pub resolver_timeout: Setting<Duration>,
 
-    // Who may.
+    // Access.
     pub satisfy: Setting<Satisfy>,
     pub auth_delay: Setting<Duration>,
 
@@ -122,40 +121,40 @@ pub struct CoreSettings {
     pub error_log: Setting<Vec<Destination>>,
 }
 
-/// `large_client_header_buffers` and `output_buffers`: how many, and how large each.
+/// `large_client_header_buffers` and `output_buffers`: number and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderBuffers {
-    /// How many buffers: with the size, the bound on the whole head.
+    /// Number of buffers; times the size, the limit on the whole head.
     pub count: usize,
-    /// The size of one: the bound on the request line and on every field.
+    /// Size of one buffer: the limit on the request line and on every field.
     pub size: usize,
 }
 
-/// `aio auto|on|off|threads[=POOL]`: what is done for a piece of a file that is not in memory.
+/// `aio auto|on|off|threads[=POOL]`: the way a piece of a file that is not in memory is read.
 #[derive(Clone, Debug)]
 pub enum Aio {
-    /// It is read in the pool `default`; what is in memory never goes there.
+    /// By the pool `default`; pieces in memory never go there.
     Auto,
-    /// It is read by the io_uring.
+    /// By io_uring.
     On,
-    /// The loop waits for the disk, as nginx does by default.
+    /// By the event loop, which waits for the disk, as in nginx by default.
     Off,
-    /// It is read in this pool; without a name, in `default`.
+    /// By this pool; without a name, by `default`.
     Threads(Option<PoolName>),
 }
 
 /// `keepalive_timeout TIMEOUT [HEADER_TIMEOUT]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepaliveTimeout {
-    /// How long an idle connection is kept; zero turns keep-alive off.
+    /// Maximum idle time of a connection; zero turns keep-alive off.
     pub idle: Duration,
-    /// The value of the `Keep-Alive` field, nothing if it is zero. One that is not written comes from the scope around,
-    /// also where the first parameter is written.
+    /// Value of the `Keep-Alive` field; zero leaves the field out. Inherited from the enclosing scope if it is not
+    /// written, even if the first parameter is.
     pub advertised: Option<Duration>,
 }
 
 impl KeepaliveTimeout {
-    /// What the `Keep-Alive` field tells the client, if anything.
+    /// Returns the time for the `Keep-Alive` field, or `None` without the field.
     pub fn told(&self) -> Option<Duration> {
         self.advertised.filter(|time| !time.is_zero())
     }
@@ -173,9 +172,9 @@ pub struct KeepaliveDisable {
 /// `client_body_min_rate RATE [after=TIME]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MinRate {
-    /// How many bytes a second a client has to send in the mean.
+    /// Minimum average rate of the client, in bytes per second.
     pub bytes_per_second: u64,
-    /// How long it may be waited for apart from that.
+    /// Waiting time allowed in addition.
     pub grace: Duration,
 }
 
@@ -210,7 +209,7 @@ pub enum IfModifiedSince {
     Before,
 }
 
-/// `server_tokens`: what the `Server` field says.
+/// `server_tokens`: contents of the `Server` field.
 #[derive(Clone, Debug)]
 pub enum ServerTokens {
     /// Name and version.
@@ -228,22 +227,20 @@ pub enum ServerTokens {
 pub struct Root {
     /// The directory.
     pub path: Template,
-    /// What it is relative to, when only its variables will tell whether it is:
-    /// the prefix of the program.
+    /// The program's prefix, for a path whose variables decide whether it is relative.
     pub base: Option<Box<[u8]>>,
     /// Given by `alias`.
     pub alias: Option<Alias>,
 }
 
 impl Root {
-    /// The directory, as far as it is known before there are requests.
+    /// Returns the part of the directory that is known without a request.
     pub fn known_path(&self) -> KnownPath<'_> {
         self.path.known_path()
     }
 }
 
-/// What `alias` replaces: decided where it was written, also for locations that
-/// inherit it.
+/// Part of the URI that `alias` replaces: that of the location with the directive, also in locations that inherit it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Alias {
     /// This beginning of the URI.
@@ -255,7 +252,7 @@ pub enum Alias {
 /// `disable_symlinks off | on [from=PART] | if_not_owner [from=PART]`
 #[derive(Clone, Debug, Default)]
 pub struct DisableSymlinks {
-    /// What is refused, if anything.
+    /// Symbolic links that are refused, if any.
     pub refused: Option<RefusedLinks>,
     /// The beginning of paths that is not checked.
     pub from: Option<Template>,
@@ -264,11 +261,11 @@ pub struct DisableSymlinks {
 /// `client_body_in_file_only on|clean|off`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyInFile {
-    /// Only what memory has no room for; the file has no name.
+    /// Only the part that does not fit into memory; the file has no name.
     Off,
-    /// All of it, in a file that stays.
+    /// The whole body, in a file that is kept.
     On,
-    /// All of it, in a file that goes with the request.
+    /// The whole body, in a file that is removed with the request.
     Clean,
 }
 
@@ -289,12 +286,11 @@ impl Types {
 /// One code of one `error_page` directive.
 #[derive(Clone, Debug)]
 pub struct ErrorPage {
-    /// The status that it is for.
+    /// Status that the page replaces.
     pub status: u16,
-    /// What the answer's status becomes.
+    /// Status of the response.
     pub answer: ErrorPageStatus,
-    /// Where the request goes: a URI with or without arguments, a named
-    /// location, or a full URL.
+    /// Target of the request: a URI with or without arguments, a named location, or a full URL.
     pub target: Template,
 }
 
@@ -305,6 +301,6 @@ pub enum ErrorPageStatus {
     Keep,
     /// `=RESPONSE`
     Replace(u16),
-    /// `=`: whatever the new location answers.
+    /// `=`: the status from the new location.
     OfTarget,
 }
