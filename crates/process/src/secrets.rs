@@ -10,6 +10,8 @@
 //!                                │         └ known to every process before its time comes: processes never disagree
 //!                                └ encrypts; all of them decrypt
 //! ```
+//!
+//! TLS ticket keys (`gale_tls::tickets`) are made of such secrets.
 
 use std::env;
 use std::fmt;

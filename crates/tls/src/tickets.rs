@@ -7,6 +7,8 @@
 //! Ticket keys come from the master, which gives them to every worker process and to the next binary at an upgrade. It
 //! replaces them at the lifetime of sessions, at least once an hour (decision 0041). Alternatively they come from
 //! `ssl_session_ticket_key`.
+//!
+//! The master makes and renews them: `gale_process::secrets`.
 
 use std::fmt;
 use std::sync::Arc;

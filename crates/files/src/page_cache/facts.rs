@@ -12,6 +12,8 @@
 //!   63      40 39        24 23      0
 //!   | tag 24  |  parts 16  | tick 24 |      a tick is 8 ms; ticks repeat after 39 hours
 //! ```
+//!
+//! The validity of a fact depends on its device: `PageCache::fact_time`.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ops::Range;

@@ -1,4 +1,6 @@
 //! Failures of a server that are answered otherwise: by the next server, or by a stale response.
+//!
+//! The conditions themselves, `RetryOn`, stand in `settings.rs`.
 
 use std::time::Duration;
 

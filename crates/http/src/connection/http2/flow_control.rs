@@ -10,6 +10,8 @@
 //! The codec counts the windows: those of the client are charged when a frame is built, and ours when data come. It
 //! also sends the WINDOW_UPDATE frames. Our windows open again when bytes are read, not when they come, so a client
 //! sends no more than a handler takes.
+//!
+//! The sizes of windows are in `request/configuration/http2.rs`, their growth is in `gale_protocol::http2::growth`.
 
 use gale_protocol::http2::{RoundTrip, StreamId, WindowGrowth};
 use gale_runtime::Moment;
