@@ -344,7 +344,7 @@ fn preface_in_the_clear_counts_at_a_socket_that_also_has_tls(driver: Driver) {
     let text = "http2 on; server { listen 0.0.0.0:%PORT%; return 200 clear; }
                 server { listen 127.0.0.1:%PORT% ssl; ssl_certificate %DIR%/own.crt;
                          ssl_certificate_key %DIR%/own.key; return 200 encrypted; }";
-    let server = Setup::http(driver, &text).file("own.crt", &pair.certificate).file("own.key", &pair.key).start();
+    let server = Setup::http(driver, text).file("own.crt", &pair.certificate).file("own.key", &pair.key).start();
     for pieces in [&["PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"][..], &["P", "RI * HTTP/2.0\r\n\r\nSM", "\r\n\r\n"]] {
         let mut client = server.connect_tcp(1);
         pieces.iter().for_each(|piece| client.send(piece));
