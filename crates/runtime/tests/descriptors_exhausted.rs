@@ -52,7 +52,7 @@ fn refused_direct_read_goes_through_the_page_cache() {
     run_real(async {
         let file = files::open(&directory.file("file", &content), OpenFlags::READ).await.unwrap();
         let pool = ThreadPool::new("test", 1, 10);
-        let how = ReadHow { direct: Some(512), by_ring: true, unlooked: false };
+        let how = ReadHow { direct: Some(512), by_ring: true, ..ReadHow::default() };
         let limit = getrlimit(Resource::Nofile);
         for piece in 0..4 {
             if piece == 0 {
