@@ -1,7 +1,7 @@
 //! A response's body: nothing, bytes, a piece of a file, or a stream of items.
 //!
-//! The same items serve every protocol version: a codec frames them, and knows
-//! how to send a file's piece in the way that suits the connection.
+//! All protocol versions share the same items. Each codec frames them in its own way, and sends a piece of a file as
+//! suits the connection.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,40 +19,40 @@ use crate::request::Request;
 use crate::request::exchange::RequestBodyError;
 use crate::request::subrequest::Subrequest;
 
-/// A body on its way out.
+/// The body of a response.
 #[derive(Default)]
 pub enum Body {
     /// No bytes at all.
     #[default]
     Empty,
-    /// All of it, in memory.
+    /// The whole body, in memory.
     Bytes(Bytes),
     /// One piece of a file.
     File(FilePiece),
-    /// Several items, all known: a body that was stored.
+    /// A stored body, all of whose items are known.
     Items(VecDeque<BodyItem>),
-    /// Items that come as they are made.
+    /// Items that are produced one after the other.
     Stream(Box<dyn BodyStream>),
 }
 
-/// One thing that a body consists of.
+/// One item of a body.
 #[derive(Debug)]
 pub enum BodyItem {
     /// Bytes in memory.
     Bytes(Bytes),
     /// A piece of a file.
     File(FilePiece),
-    /// What has come so far shall not wait for more.
+    /// The items before this one are sent without waiting for more.
     Flush,
-    /// The end, with these fields after it where the protocol can carry them. Those of a request are what the client
-    /// sent: they may be passed on as trailers, and are never merged into a head (RFC 9110 §6.5.1).
+    /// The end, followed by these fields where the protocol can carry them. Those of a request come from the client:
+    /// they may be passed on as trailers, but are never merged into a head (RFC 9110 §6.5.1).
     Trailers(Vec<(Bytes, Bytes)>),
-    /// The output of a subrequest comes here: the filter `postpone` puts it into its place.
+    /// Place of a subrequest's output, which the filter `postpone` inserts.
     Subrequest(Box<Subrequest>),
 }
 
 impl BodyItem {
-    /// How many bytes of body the item stands for.
+    /// Length in bytes; 0 for an item without bytes.
     pub fn length(&self) -> u64 {
         match self {
             BodyItem::Bytes(bytes) => bytes.len() as u64,
@@ -61,7 +61,7 @@ impl BodyItem {
         }
     }
 
-    /// Cuts an item that begins at `start` to the part inside of `wanted`; `None` if there is no such part.
+    /// Cuts an item that begins at `start` of the body to the part inside `wanted`; `None` if there is no such part.
     pub fn cut(self, start: u64, wanted: &Range<u64>) -> Option<BodyItem> {
         let (from, to) = (wanted.start.max(start), wanted.end.min(start + self.length()));
         if from >= to {
@@ -80,7 +80,7 @@ impl BodyItem {
         }
     }
 
-    /// The bytes of one that is in memory; none of any other.
+    /// The bytes of an item in memory; empty for any other.
     pub fn bytes(&self) -> &[u8] {
         match self {
             BodyItem::Bytes(bytes) => bytes,
@@ -89,29 +89,30 @@ impl BodyItem {
     }
 }
 
-/// Why a body cannot be completed. If some of it has left already, the client has to notice.
+/// Reason why a body cannot be completed. If part of it has already been sent, the response is broken off in a way that
+/// the client notices.
 #[derive(Debug)]
 pub enum BodyError {
-    /// Nothing came from its source for as long as that is waited for.
+    /// The source sent nothing within its timeout.
     TimedOut,
-    /// Its source was reset.
+    /// The connection to the source was reset.
     Reset,
-    /// It ended before its announced length; the text says what did.
+    /// The source ended before the announced length. The text is the message, and names the source.
     Short(String),
-    /// A thread pool has no room for what has to be done, or no thread: that passes.
+    /// A thread pool's queue is full, or the pool has no thread. A later request may succeed.
     Overloaded(PoolError),
     /// The worker's memory for buffers is exhausted.
     NoMemory,
-    /// A file, named and quoted, cannot be read.
+    /// A file cannot be read. The text is its quoted name.
     File(String, io::Error),
-    /// The request's body, of which this one is made, broke off.
+    /// The request's body, from which this one is made, broke off.
     Request(RequestBodyError),
-    /// What the text says.
+    /// Any other error. The text is the message.
     Other(String),
 }
 
 impl BodyError {
-    /// Why a file of this name, quoted, could not be read.
+    /// Converts an error of reading a file. `name` is the file's name, quoted.
     pub fn of_file(name: String, error: io::Error) -> BodyError {
         match BodyError::from(error) {
             BodyError::Other(text) => BodyError::File(name, io::Error::other(text)),
@@ -120,10 +121,10 @@ impl BodyError {
         }
     }
 
-    /// How severe a message about it is.
+    /// Level of the message in the error log.
     pub fn level(&self) -> Level {
         match self {
-            // Somebody shortens a file while it is sent.
+            // A file was shortened while it was being sent.
             BodyError::Short(_) | BodyError::NoMemory => Level::Alert,
             BodyError::File(..) => Level::Crit,
             _ => Level::Error,
@@ -161,22 +162,23 @@ impl fmt::Display for BodyError {
     }
 }
 
-/// A body that comes as it is made.
+/// A body whose items are produced one after the other.
 pub trait BodyStream {
-    /// The next item of this request's response, `None` at the end. An error means that
-    /// the response cannot be completed: the client has to notice.
+    /// Returns the next item of this request's response, `None` at the end. After an error the response cannot be
+    /// completed, and is broken off in a way that the client notices.
     fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>>;
 
-    /// Goes on with what can be done before the client's side takes another item: reads ahead, within bounds, or stores
-    /// what comes. Asked in place of [`BodyStream::poll_next`] while the client is slow.
+    /// Makes progress without returning an item: reads ahead, within bounds, or stores the bytes that arrive. Called in
+    /// place of [`BodyStream::poll_next`] while the client is slow.
     fn poll_ahead(&mut self, _request: &Request, _context: &mut Context<'_>) {}
 
-    /// Whether it is known that no further item will come.
+    /// Returns `true` if it is certain that no further item will come.
     fn is_at_end(&self) -> bool {
         false
     }
 
-    /// How long a client that has ended its own direction is waited with while nothing comes; usually `default`.
+    /// Maximum time without an item after which a client that has half-closed its connection counts as one that has
+    /// left; usually `default`.
     fn patience(&self, default: Duration) -> Duration {
         default
     }
@@ -186,34 +188,36 @@ pub trait BodyStream {
         None
     }
 
-    /// Whether parts of it can be had: it has not begun, knows its length, and [`BodyStream::cut`] cuts it.
+    /// Returns `true` if the body can be cut to parts: it has not begun, its length is known, and
+    /// [`BodyStream::cut_to`] or [`BodyStream::cut`] is implemented.
     fn can_be_cut(&self) -> bool {
         false
     }
 
-    /// Whether one part of it can be had by leaving out what is before and behind: it has not begun, knows its length,
-    /// and consists of bytes and files alone.
+    /// Returns `true` if one part can be obtained by skipping all bytes before and after it: the body has not begun,
+    /// its length is known, and it consists only of bytes and files.
     fn can_leave_out(&self) -> bool {
         false
     }
 
-    /// Cuts it to a part, before it has begun; `false` if it has to be cut by [`BodyStream::cut`].
+    /// Cuts a body that has not begun to `range`. Returns `false` if [`BodyStream::cut`] has to be used instead.
     fn cut_to(&mut self, _range: &Range<u64>) -> bool {
         false
     }
 
-    /// A part of one that has not begun, and stays as it is: any part can be had, as often as somebody asks. `None` if
-    /// it is made once, on its way.
+    /// Returns a part of a body that has not begun, without changing the body: any part, any number of times. `None` if
+    /// the body is produced only once, while it is sent.
     fn part(&self, _range: &Range<u64>) -> Option<Body> {
         None
     }
 
-    /// One that can be cut, since it puts another byte in the place of each of a body, has that body cut by `cut`.
+    /// Calls `cut` for the inner body, to cut that. For a body that replaces each byte of an inner body by one byte, so
+    /// that the ranges of both are the same.
     fn cut(&mut self, _cut: &mut dyn FnMut(Body) -> Body) {}
 }
 
 impl Body {
-    /// The length in bytes, unless only the end will tell.
+    /// The length in bytes, if it is known before the end.
     pub fn length(&self) -> Option<u64> {
         match self {
             Body::Empty => Some(0),
@@ -224,7 +228,7 @@ impl Body {
         }
     }
 
-    /// Whether parts of it can be had.
+    /// Returns `true` if the body can be cut to parts.
     pub fn can_be_cut(&self) -> bool {
         match self {
             Body::Empty | Body::Bytes(_) | Body::File(_) | Body::Items(_) => true,
@@ -232,19 +236,19 @@ impl Body {
         }
     }
 
-    /// Whether one part of it can be had by leaving out the rest.
+    /// See [`BodyStream::can_leave_out`].
     pub fn can_leave_out(&self) -> bool {
         matches!(self, Body::Stream(stream) if stream.can_leave_out())
     }
 
-    /// Goes on with what can be done before the client's side takes another item.
+    /// See [`BodyStream::poll_ahead`].
     pub fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
         if let Body::Stream(stream) = self {
             stream.poll_ahead(request, context);
         }
     }
 
-    /// How long a client that has ended its own direction is waited with.
+    /// See [`BodyStream::patience`].
     pub fn patience(&self, default: Duration) -> Duration {
         match self {
             Body::Stream(stream) => stream.patience(default),
@@ -252,7 +256,7 @@ impl Body {
         }
     }
 
-    /// Whether it is known that no further item will come.
+    /// Returns `true` if it is certain that no further item will come.
     pub fn is_at_end(&self) -> bool {
         match self {
             Body::Empty => true,
@@ -262,7 +266,7 @@ impl Body {
         }
     }
 
-    /// The next item of this request's response, `None` at the end.
+    /// Returns the next item of this request's response, `None` at the end.
     pub fn poll_next(
         &mut self,
         request: &Request,

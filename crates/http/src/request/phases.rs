@@ -1,8 +1,7 @@
-//! The phases of a request and what a module may do in them.
+//! The phases of a request, and the handlers that modules add to them.
 //!
-//! A handler decides and returns a [`Flow`]; the pipeline alone performs the
-//! effects. A handler that never waits is a plain function; one that does pays
-//! for a boxed future, and nobody else.
+//! A handler decides and returns a [`Flow`]; only the pipeline performs effects. A handler that never waits is a plain
+//! function; only a handler that waits pays for a boxed future.
 
 use std::any::Any;
 use std::future::Future;
@@ -14,34 +13,34 @@ use crate::request::body::Body;
 use crate::request::departure::HANDLER_PATIENCE;
 use crate::request::tunnel::Tunnel;
 
-/// nginx's phases, as far as modules take part in them. Finding the location
-/// comes between `ServerRewrite` and `Rewrite` and belongs to the engine.
+/// Those of nginx's phases that modules take part in. The pipeline itself finds the location, between `ServerRewrite`
+/// and `Rewrite`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The head has just been read.
     #[default]
     PostRead,
-    /// Changes of the URI at the level of the server.
+    /// Changes of the URI by the server's configuration.
     ServerRewrite,
-    /// Changes of the URI at the level of the location.
+    /// Changes of the URI by the location's configuration.
     Rewrite,
-    /// Limits.
+    /// Limits, such as `limit_req`.
     PreAccess,
-    /// Who may.
+    /// Access control.
     Access,
     /// Last changes before the content, for example `try_files`.
     PreContent,
-    /// The answer.
+    /// The response is produced.
     Content,
-    /// After the answer.
+    /// After the response.
     Log,
 }
 
-/// How many phases there are.
+/// Number of phases.
 pub const PHASES: usize = 8;
 
 impl Phase {
-    /// All of them, in order.
+    /// All phases, in order.
     pub const ALL: [Phase; PHASES] = [
         Phase::PostRead,
         Phase::ServerRewrite,
@@ -54,45 +53,43 @@ impl Phase {
     ];
 }
 
-/// What a handler decided.
+/// Decision of a handler.
 #[derive(Debug)]
 pub enum Flow {
-    /// Nothing to say: ask the next handler.
+    /// No decision: the next handler runs.
     Next,
     /// The rest of this phase is skipped.
     PhaseDone,
-    /// In the access phase: the client may come in, as far as this module is concerned. With `satisfy any` nobody else
-    /// is asked then.
+    /// In the access phase: this module allows the request. With `satisfy any` no further module is asked.
     Allow,
-    /// The request ends with this status: an error page (or a redirect) is made
-    /// from it. 444 closes the connection without an answer, and so does
-    /// [`CLIENT_LEFT`]. In the access phase with `satisfy any`, 401, 403 and 407 wait for what the others say.
+    /// The request ends with this status, from which an error page or a redirect is made. 444 and [`CLIENT_LEFT`] close
+    /// the connection without a response. In the access phase with `satisfy any`, 401, 403 and 407 are held back until
+    /// the other modules have decided.
     Respond(u16),
-    /// The response's head is set in the request; this is its body.
+    /// The response with this body. Its head is set in the request.
     Answer(Body),
-    /// The connection becomes a tunnel: the response's head is set in the request (101, or 2xx to CONNECT), and this is
-    /// the other end.
+    /// The connection becomes a tunnel to this other end. The response's head (101, or 2xx to CONNECT) is set in the
+    /// request.
     Upgrade(Box<dyn Tunnel>),
-    /// Start again with another URI, as nginx's internal redirect. `None` for
-    /// the arguments keeps those of the request.
+    /// Internal redirect, as in nginx: the request starts again with another URI.
     Redirect {
-        /// The normalised path.
+        /// The new path, normalised.
         uri: Vec<u8>,
-        /// What follows the question mark.
+        /// The new arguments; `None` keeps those of the request.
         args: Option<Vec<u8>>,
     },
-    /// Go on in a named location.
+    /// The request continues in this named location.
     Named(Box<[u8]>),
-    /// Come back to the same handler after this time.
+    /// The same handler runs again after this time.
     Delay(Duration),
 }
 
-/// nginx's own status: there is nobody left to answer.
+/// nginx's status of a request whose client has closed the connection before the response.
 pub const CLIENT_LEFT: u16 = 499;
 
 impl Flow {
-    /// An internal redirect to `target`, a path that may be followed by a question mark
-    /// and arguments; without any the new URI has none.
+    /// Returns an internal redirect to `target`, a path with optional arguments after a question mark. Without
+    /// arguments in `target`, the new URI has none.
     pub fn redirect_to(mut target: Vec<u8>) -> Flow {
         let args = match memchr::memchr(b'?', &target) {
             Some(mark) => {
@@ -109,37 +106,39 @@ impl Flow {
 /// A future that lives on one worker and borrows the request.
 pub type LocalBoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// What a handler did at once.
+/// Result of [`Handler::decide`].
 pub enum Decision {
-    /// It decided.
+    /// The handler has decided.
     Flow(Flow),
-    /// It has to wait: call [`Handler::wait`].
+    /// The handler has to wait: call [`Handler::wait`].
     MustWait,
 }
 
 /// A module's part in one phase.
 pub trait Handler: Sync {
-    /// Whether it has anything to do with these settings. Asked once, when the
-    /// configuration is built.
+    /// Returns `true` if the handler has anything to do with these settings. Called once, when the configuration is
+    /// built.
     fn applies(&self, conf: &dyn Any) -> bool;
     /// Decides without waiting, if it can.
     fn decide(&self, request: &mut Request, conf: &dyn Any) -> Decision;
-    /// Whether what it waits for goes on when the client has left. Any other is dropped then, and the request ends with
-    /// [`CLIENT_LEFT`].
+    /// Returns `true` if the handler continues to wait after the client has left. Any other handler is cancelled then,
+    /// and the request ends with [`CLIENT_LEFT`].
     fn outlives_client(&self, _request: &Request, _conf: &dyn Any) -> bool {
         false
     }
-    /// Whether a location whose name ends with a slash answers the same URI without it by a redirect: what is passed to
-    /// other servers. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#location>)
+    /// Returns `true` if a location whose name ends with a slash redirects requests for the same URI without the slash.
+    /// Handlers that pass requests to other servers do.
+    /// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#location>)
     fn redirects_to_slash(&self) -> bool {
         false
     }
-    /// How long a client that has ended its own direction is waited with. Over TCP one that has left looks the same, so
-    /// that what costs somebody else something should not go on for long.
+    /// Maximum time to keep waiting for a client that has half-closed its connection. Over TCP a client that has left
+    /// looks the same, so a handler that occupies the resources of others, such as upstream servers, should return a
+    /// short time.
     fn patience(&self) -> Duration {
         HANDLER_PATIENCE
     }
-    /// Decides, waiting as long as it takes. Called only after `MustWait`.
+    /// Decides, and waits for as long as it takes. Called only after [`Decision::MustWait`].
     fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow>;
 }
 
@@ -149,9 +148,9 @@ fn settings<C: 'static>(conf: &dyn Any) -> &C {
 
 /// A handler that never waits.
 pub struct Decide<C: 'static> {
-    /// Whether there is anything to do with these settings.
+    /// See [`Handler::applies`].
     pub applies: fn(&C) -> bool,
-    /// What it does.
+    /// See [`Handler::decide`].
     pub run: fn(&mut Request, &C) -> Flow,
 }
 
@@ -169,10 +168,9 @@ impl<C: 'static> Handler for Decide<C> {
     }
 }
 
-/// A handler that may have to wait: `first` is tried without a future, and says
-/// `None` when `then` has to do it.
+/// A handler that may have to wait. `first` runs without a future, and returns `None` if `then` has to run.
 pub struct Wait<C: 'static> {
-    /// Whether there is anything to do with these settings.
+    /// See [`Handler::applies`].
     pub applies: fn(&C) -> bool,
     /// The part that needs no waiting.
     pub first: fn(&mut Request, &C) -> Option<Flow>,

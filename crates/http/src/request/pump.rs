@@ -1,8 +1,8 @@
-//! Sends the body of a response: asks it for items as the client takes them.
+//! Sends the body of a response, item by item, as fast as the client accepts it.
 //!
-//! In every poll the client's side is asked whether it takes more. If it does, the body is asked for its next item, and
-//! while that is waited for, the client whether it is still there: a client that leaves ends the body, whatever that
-//! waits for. If it does not, the body may read ahead, and the socket tells when the client leaves.
+//! Each poll first checks if the client's queue has room. If it has, the body is polled for its next item; while the
+//! body is pending, the client is watched, and if it leaves, the body is dropped, whatever it waits for. If the queue
+//! has no room, the body may read ahead, and the socket reports when the client leaves.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -23,7 +23,7 @@ pub async fn send_rest(request: &Request, response: ResponseBody, body: Body) {
     let rate = Rate::of(request).map(Paced::new).map(Box::new);
     let notes = slow::notes_of(request);
     let mut pump = Pump { response, body, rate, departure: Departure::default(), broken: None, notes, wait: None };
-    // Whoever has left gets nothing more, and what waits for him ends with the pump.
+    // An error means that nothing more can be sent. The body, with all that it waits for, is dropped with the pump.
     let _ = poll_fn(|context| pump.poll(request, context)).await;
 }
 
@@ -32,11 +32,11 @@ struct Pump {
     body: Body,
     rate: Option<Box<Paced>>,
     departure: Departure,
-    /// The body cannot be completed; what came before is still the client's.
+    /// Error that ended the body. The items before it are still sent.
     broken: Option<BodyError>,
-    /// Where it is noted what was waited for.
+    /// Records waits for `slow_request_log`, if that is in force.
     notes: Option<Rc<Shared>>,
-    /// What is waited for while nothing is queued.
+    /// Current wait, while nothing is queued.
     wait: Option<Wait>,
 }
 
@@ -46,7 +46,8 @@ impl Pump {
         self.wait = None;
         loop {
             if let Some(error) = &self.broken {
-                // Also if it was still being gathered. Without the client nothing is.
+                // Items before the error are sent, even if `postpone_output` still gathers them. The result does not
+                // matter: the response breaks off in any case.
                 let _ = ready!(response.poll_sent(context));
                 request.log(Level::Error, format_args!("the response ended prematurely: {error}"));
                 response.abort();
@@ -65,7 +66,7 @@ impl Pump {
                     Poll::Ready(Err(gone)) => return Poll::Ready(Err(gone)),
                     Poll::Ready(Ok(item)) => Poll::Ready(item),
                     Poll::Pending => {
-                        // A client that is slow because it has to be does not hold up where the body comes from.
+                        // A client slowed down by `limit_rate` does not slow down the source of the body.
                         self.body.poll_ahead(request, context);
                         Poll::Pending
                     }
@@ -75,13 +76,13 @@ impl Pump {
                 Poll::Ready(Some(Ok(item))) => {
                     self.departure.begin_again();
                     response.push(item);
-                    // The last item and the end leave together.
+                    // The last item and the end are sent together.
                     if self.is_at_end() {
                         end(request, response);
                         return Poll::Ready(Ok(()));
                     }
                 }
-                // A handler of a subrequest was given up for the same reason.
+                // The client has left, for which a subrequest's handler was cancelled: the error is a consequence.
                 Poll::Ready(Some(Err(_))) if request.exchange().is_broken() => return self.client_has_left(request),
                 Poll::Ready(Some(Err(error))) => match response.take_back(error) {
                     Ok(()) => return Poll::Ready(Err(Gone::Aborted)),
@@ -92,12 +93,13 @@ impl Pump {
                     return Poll::Ready(Ok(()));
                 }
                 Poll::Pending => {
-                    // What is queued, the head at first, need not wait for what comes.
+                    // Queued bytes, such as the head, are sent without waiting for the next item.
                     if let Poll::Ready(sent) = response.poll_sent(context) {
                         sent?;
                         self.wait = self.notes.is_some().then(|| Wait::begin(request, self.cause()));
                     }
-                    // As long as it may take nothing of what there is: the disk behind the body may never answer.
+                    // A half-closed client is waited for no longer than one that accepts nothing: the disk behind the
+                    // body may never answer.
                     let patience = self.body.patience(*request.scope().core.send_timeout.get());
                     ready!(self.departure.poll(request.exchange(), patience, context));
                     return self.client_has_left(request);
@@ -106,7 +108,7 @@ impl Pump {
         }
     }
 
-    /// What the body waits for.
+    /// Cause of the body's wait.
     fn cause(&self) -> Cause {
         if self.rate.as_ref().is_some_and(|rate| rate.is_pausing) { Cause::Rate } else { Cause::Source }
     }
@@ -122,7 +124,7 @@ impl Pump {
     }
 }
 
-/// The end of the body, behind its trailers if it has some.
+/// Ends the body, after its trailers if it has any.
 fn end(request: &Request, response: &ResponseBody) {
     if request.response.has_trailers {
         let configuration = Rc::clone(request.configuration());
@@ -135,12 +137,12 @@ fn end(request: &Request, response: &ResponseBody) {
     response.end();
 }
 
-/// A body that goes out as `limit_rate` allows: in pieces, with pauses between them.
+/// State of a body limited by `limit_rate`, which is sent in pieces with pauses between them.
 struct Paced {
     rate: Rate,
-    /// What is left of the item that is being sent.
+    /// Unsent rest of the current item.
     item: Option<BodyItem>,
-    /// The piece that goes out: how much had been sent before, and its length.
+    /// Piece being sent: the number of bytes sent before it, and its length.
     piece: Option<(u64, u64)>,
     pause: Timer,
     is_pausing: bool,
@@ -151,7 +153,8 @@ impl Paced {
         Paced { rate, item: None, piece: None, pause: Timer::new(), is_pausing: false }
     }
 
-    /// The next piece, when it may go out. Of what was pushed nothing is left by then: it counts.
+    /// Returns the next piece as soon as the rate allows it. By then all earlier pieces have been sent, since the rate
+    /// counts sent bytes.
     fn poll_next(
         &mut self,
         response: &ResponseBody,
@@ -173,7 +176,7 @@ impl Paced {
                 other => return Poll::Ready(Ok(other)),
             }
         }
-        // The head above all.
+        // Queued bytes, above all the head, count only once they are sent.
         ready!(response.poll_sent(context))?;
         let allowed = loop {
             match self.rate.allows(exchange.sent().bytes, gale_runtime::now()) {
@@ -181,7 +184,7 @@ impl Paced {
                 Err(until) => {
                     self.pause.set(until);
                     if self.pause.poll_expired(context).is_pending() {
-                        // One that has ended its own direction counts as one that has left, as it does for nginx here.
+                        // Here, as in nginx, a client that has half-closed its connection counts as one that has left.
                         self.is_pausing = true;
                         ready!(exchange.poll_gone(context));
                         response.abort();

@@ -1,15 +1,15 @@
-//! `slow_request_log TIME [LEVEL]`: a line in the error log for each client's request that took longer than TIME, with
-//! where its time went.
+//! `slow_request_log TIME [LEVEL]`: logs each client's request that took longer than TIME, with its waiting times by
+//! cause, to the error log.
 //!
 //! ```text
 //!   slow request, in ms: whole 2013, head 0, body 0, delays 0, queue 0, disk 0, connect 1, first byte 2009,
 //!   upstream 2010, sending 3, status 200, client: …
 //! ```
 //!
-//! Times are noted only where the directive is in force, except for heads that come in pieces, whose server is not
-//! known yet. A request that nothing keeps waiting notes none: it is asked once, at its end. The parts are what was
-//! waited for, not shares of the whole: subrequests and servers that are asked at the same time add up, and computing
-//! is in none of them.
+//! Times are recorded only where the directive is in force. The exception is a head that arrives in pieces, since its
+//! server is not known yet. A request that never waits costs one check, at its end. The parts are waiting times, not
+//! shares of the whole: those of subrequests and servers that run at the same time add up, and no part includes
+//! computing time.
 
 use std::cell::Cell;
 use std::fmt;
@@ -23,76 +23,76 @@ use gale_runtime::Moment;
 
 use super::{Context, Request, Shared};
 
-/// What the directive says.
+/// Arguments of the directive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowRequestLog {
-    /// A request that takes longer is slow.
+    /// Duration above which a request is logged.
     pub time: Duration,
-    /// The level of the line.
+    /// Level of the message.
     pub level: Level,
 }
 
-/// What kept a request waiting, as far as nobody else knows.
+/// Cause of a wait, for waits that are recorded nowhere else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The client, in the middle of the head.
+    /// The client has sent only a part of the head.
     Head,
-    /// `limit_req`, `auth_delay`.
+    /// A delay by `limit_req` or `auth_delay`.
     Delays,
-    /// `limit_rate`.
+    /// A pause by `limit_rate`.
     Rate,
-    /// A group of servers all of which are at their limit.
+    /// All servers of the upstream group are at their limit.
     Queue,
-    /// Threads of a pool, and what they wait for.
+    /// Tasks of a thread pool, which may wait for a disk.
     Disk,
-    /// Where the response's body comes from, while the client takes whatever there is.
+    /// The source of the response's body has nothing to send, and nothing is queued for the client.
     Source,
 }
 
 const CAUSES: usize = Cause::Source as usize + 1;
 
-/// What a request and its subrequests have waited for.
+/// Waiting times of a request and its subrequests.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     by_cause: [Cell<Duration>; CAUSES],
     upstream: Cell<UpstreamTimes>,
 }
 
-/// The times of all servers that were tried, added up.
+/// Times of the upstream servers that were tried, each a sum over all of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UpstreamTimes {
-    /// Until there was a connection.
+    /// Time until the connection was established.
     pub connect: Duration,
-    /// Until the head had come.
+    /// Time until the head had arrived.
     pub first_byte: Duration,
-    /// Until the end.
+    /// Time until the end of the response.
     pub whole: Duration,
 }
 
-/// Knows the times of the servers that a request was passed to: a note of the request.
+/// Note of a request: the function that returns the times of the servers to which it was passed.
 pub struct AsksUpstream(pub fn(&Request) -> UpstreamTimes);
 
-/// What an exchange knows of its client's waits and its own.
+/// Waiting times that an exchange records itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExchangeWaits {
-    /// For the client, while it sends the body.
+    /// Time of waiting for the client, while it sends the body.
     pub body: Duration,
-    /// For a disk, with nothing else to send.
+    /// Time of waiting for a disk, with nothing else to send.
     pub disk: Duration,
 }
 
-/// Whether the times of this request are noted.
+/// Returns `true` if the times of this request are recorded.
 pub fn is_noted(request: &Request) -> bool {
     request.scope().core.slow_request_log.get_opt().is_some_and(Option::is_some)
 }
 
-/// Where the times of this request are noted; `None` where they are not.
+/// Returns the place where the times of this request are recorded, or `None` if they are not.
 pub(crate) fn notes_of(request: &Request) -> Option<Rc<Shared>> {
     is_noted(request).then(|| Rc::clone(&request.shared))
 }
 
 impl Shared {
-    /// Something was waited for so long.
+    /// Adds `time` to the waits with this cause.
     pub(crate) fn note_wait(&self, cause: Cause, time: Duration) {
         if !time.is_zero() {
             let sum = &self.waits.get_or_init(Box::default).by_cause[cause as usize];
@@ -106,20 +106,20 @@ impl Shared {
 }
 
 impl Request {
-    /// The rest of its head was waited for, which has come or will not come any more.
+    /// Records the wait for the rest of the head, which has arrived or will not arrive any more.
     pub(crate) fn note_head_wait(&self) {
         self.shared.note_wait(Cause::Head, gale_runtime::now().since(self.arrival.started));
     }
 }
 
-/// A wait that is under way; it is noted when this is dropped.
+/// A wait that has begun. Dropping it records its time.
 pub struct Wait {
     noted: Option<(Rc<Shared>, Moment)>,
     cause: Cause,
 }
 
 impl Wait {
-    /// Begins to wait, if the times of this request are noted.
+    /// Begins a wait. Its time is recorded if those of the request are.
     pub fn begin(request: &Request, cause: Cause) -> Wait {
         Wait { noted: notes_of(request).map(|shared| (shared, gale_runtime::now())), cause }
     }
@@ -135,7 +135,7 @@ impl Drop for Wait {
     }
 }
 
-/// Calls `poll`, and notes how long pools were waited for of which it takes results.
+/// Calls `poll`, and records the waiting time of the thread pool tasks whose results it takes.
 pub(crate) fn noting_pools<T>(shared: Option<&Rc<Shared>>, poll: impl FnOnce() -> T) -> T {
     let Some(shared) = shared else { return poll() };
     gale_runtime::take_pool_wait();
@@ -144,7 +144,7 @@ pub(crate) fn noting_pools<T>(shared: Option<&Rc<Shared>>, poll: impl FnOnce() -
     polled
 }
 
-/// A subrequest is over: the servers that it was passed to count.
+/// Adds the upstream times of a subrequest that has ended.
 pub(super) fn end_part(request: &Request) {
     if is_noted(request) {
         note_upstream(request);
@@ -164,7 +164,7 @@ fn note_upstream(request: &Request) {
     }
 }
 
-/// A client's request is over: writes the line if it was slow. The time of a tunnel is that until it began.
+/// Logs a client's request that has ended, if it was slow. A request for a tunnel counts until the tunnel begins.
 pub(super) fn end(request: &Request, slow: SlowRequestLog) {
     let now = gale_runtime::now();
     let is_tunnel = match request.response.status {
@@ -184,7 +184,7 @@ pub(super) fn end(request: &Request, slow: SlowRequestLog) {
     let shared = &request.shared;
     let exchange = request.exchange().waits();
     let upstream = shared.waits.get().map(|waits| waits.upstream.get()).unwrap_or_default();
-    // What is left of the time since the response began is the client's.
+    // Sending to the client took the time since the response began, less the waits for anything else.
     let sent_for = request.record.answered.map_or(Duration::ZERO, |answered| end.since(answered));
     let others = exchange.disk + shared.waited(Cause::Source) + shared.waited(Cause::Rate);
     let slow_request = SlowRequest {

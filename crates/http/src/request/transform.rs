@@ -1,12 +1,12 @@
-//! Bodies that are changed on their way: what compressing and substituting filters have in common.
+//! Transformation of response bodies: the common part of filters that compress or substitute.
 //!
-//! A filter that only adds items, or looks at them, is a [`BodyStream`] around [`InMemory`]. One that makes other bytes
-//! of the bytes that pass is a [`Transform`], and [`Transformed`] does the rest: bytes of files come in bounded pieces
-//! without holding the loop, work proceeds in steps that together have a share of the turn, what is made leaves in
-//! pieces of bounded size, flushes and trailers keep their places. What has been made does not wait while the source
-//! pauses, and leaves before the error with which a body breaks off. Dropped, all of it ends.
+//! A filter that only adds or inspects items is a [`BodyStream`] around [`InMemory`]. A filter that changes bytes
+//! implements [`Transform`], and [`Transformed`] does the rest. Files are read in bounded pieces without blocking the
+//! event loop. Work proceeds in steps that together get a share of the loop's turn. Output leaves in pieces of bounded
+//! size; it does not wait while the source pauses, and it leaves before the error that ends the body. Flushes and
+//! trailers keep their places. Dropping the body cancels everything.
 //!
-//! The head is the filter's: see [`ResponseHead::will_change`](crate::request::response::ResponseHead::will_change).
+//! The filter changes the head: see [`ResponseHead::will_change`](crate::request::response::ResponseHead::will_change).
 
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -18,23 +18,23 @@ use crate::files::reader::FileReader;
 use crate::request::Request;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream, FilePiece};
 
-/// A body whose bytes all come in memory: pieces of files are read.
+/// A body that reads pieces of files into memory, so that all its bytes are in memory.
 #[derive(Default)]
 pub struct InMemory {
     body: Body,
-    /// The piece of a file that is being read.
+    /// Unread rest of the current piece of a file.
     piece: Option<FilePiece>,
-    /// Made for the first of them.
+    /// Created for the first piece of a file.
     reader: Option<FileReader>,
 }
 
 impl InMemory {
-    /// The same body, in memory.
+    /// Wraps `body`.
     pub fn new(body: Body) -> InMemory {
         InMemory { body, ..InMemory::default() }
     }
 
-    /// The next item, never a piece of a file; `None` at the end.
+    /// Returns the next item, never a piece of a file; `None` at the end.
     pub fn poll_next(
         &mut self,
         request: &Request,
@@ -61,7 +61,7 @@ impl InMemory {
         }
     }
 
-    /// Whether the next item waits for a file alone.
+    /// Returns `true` if the next item waits for nothing but a file.
     fn is_reading(&self) -> bool {
         self.piece.is_some()
     }
@@ -77,90 +77,93 @@ impl InMemory {
     }
 }
 
-/// A reader that does what the request's location says.
+/// Returns a reader with the options of the request's location.
 fn reader_of(request: &Request) -> Result<FileReader, BodyError> {
     let options = FileOptions::of(request, &request.scope().core);
     options.map(FileReader::new).ok_or_else(|| BodyError::Other("there is no such thread pool".to_owned()))
 }
 
-/// Makes other bytes of the bytes of a body.
+/// Turns the bytes of a body into other bytes.
 pub trait Transform {
-    /// What a byte takes to compute, of the input or, if that is where the work lies, of the output.
+    /// Computing time per byte: of the input, or of the output if that determines the work.
     fn effort(&self) -> Effort;
 
-    /// How much work a step with these arguments is, at most, in bytes: of the input, unless somebody says otherwise.
+    /// Upper limit of the work of a step with these arguments, in bytes. By default it is the length of the input.
     fn units(&self, input: &[u8], _until: Until, _room_bytes: usize) -> usize {
         input.len()
     }
 
-    /// Takes some of `input` and puts what comes of it into `room`, which is never empty. A step that is not done and
-    /// has input or is asked for an end takes or makes something, or works off what was kept back. Errors: what came
-    /// cannot be understood, and the response breaks off.
+    /// Consumes some of `input` and writes output into `room`, which is never empty. A step that is not done and has
+    /// input, or is asked for a pause, flush or end, makes progress: it consumes input, produces output, or works off
+    /// bytes kept back.
+    ///
+    /// # Errors
+    /// The input is invalid. The response breaks off.
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError>;
 }
 
-/// How far a step is to go.
+/// Goal of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Until {
     /// More input will come.
     MoreInput,
-    /// More input will come, but there is none now: what is certain of what was taken leaves, as far as that makes the
-    /// output no longer.
+    /// More input will come, but none is available now. Output that is already certain leaves, unless that would make
+    /// the whole output longer.
     Pause,
-    /// All that was taken has to be made something of: the client waits for it.
+    /// The client waits: all input consumed so far has to become output.
     Flush,
-    /// This is the end.
+    /// The input has ended.
     End,
 }
 
-/// What a step did.
+/// Result of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// How many bytes were taken.
+    /// Bytes of input consumed.
     pub consumed: usize,
-    /// How many bytes were made.
+    /// Bytes of output produced.
     pub produced: usize,
-    /// How much work that was, as [`Transform::units`] counts it.
+    /// Work done, as [`Transform::units`] counts it.
     pub units: usize,
-    /// Whether the pause, the flush, or the end, is complete.
+    /// `true` if the pause, flush or end is complete.
     pub is_done: bool,
 }
 
-/// A body with a [`Transform`] around it.
+/// A body that passes through a [`Transform`].
 pub struct Transformed<T> {
     inner: InMemory,
     transform: T,
     room_bytes: usize,
-    /// What has been made and not left yet: so many bytes of the lease.
+    /// Output that has not left yet: the buffer, and the number of bytes written to it.
     made: Option<(Lease, usize)>,
     state: State,
-    /// Something was taken since the last pause.
+    /// Input was consumed since the last pause.
     has_taken: bool,
-    /// They come behind what the end makes.
+    /// Trailers, which follow the last output.
     trailers: Option<BodyItem>,
 }
 
 enum State {
-    /// The next item is to come.
+    /// Waiting for the next item.
     Open,
-    /// So many bytes of the item have been taken.
+    /// An item, and the number of its bytes consumed so far.
     Taking(BodyItem, usize),
-    /// The source has nothing at the moment.
+    /// The source has no item at the moment.
     Pausing,
     Paused,
-    /// The item will be passed on behind all that was taken before it: a flush, a subrequest, or the error with which
-    /// the body breaks off.
+    /// The item (a flush, a subrequest, or the error that ends the body) is passed on after the output of all input
+    /// before it.
     Flushing(Result<BodyItem, BodyError>),
     Flushed(Result<BodyItem, BodyError>),
     Ending,
     Ended,
 }
 
-/// How much is made before it leaves, in bytes, at least and at most.
+/// Smallest and largest size of an output buffer, in bytes. Output leaves when the buffer is full.
 pub const ROOM_BYTES: std::ops::RangeInclusive<usize> = 1024..=64 * 1024;
 
 impl<T: Transform> Transformed<T> {
-    /// A body that is to go through `transform`, and leaves in pieces of `room_bytes`, within [`ROOM_BYTES`].
+    /// Passes `body` through `transform`. Output leaves in pieces of `room_bytes`, which is clamped to [`ROOM_BYTES`].
     pub fn new(body: Body, transform: T, room_bytes: usize) -> Transformed<T> {
         Transformed {
             inner: InMemory::new(body),
@@ -173,7 +176,7 @@ impl<T: Transform> Transformed<T> {
         }
     }
 
-    /// Takes the next item of the body in.
+    /// Receives the next item of the inner body.
     fn poll_open(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<()> {
         let item = match self.inner.poll_next(request, context) {
             Poll::Ready(item) => item,
@@ -194,7 +197,7 @@ impl<T: Transform> Transformed<T> {
         Poll::Ready(())
     }
 
-    /// One step, when it has its share of the turn.
+    /// Runs one step as soon as the turn's budget allows it.
     fn poll_step(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         let (input, until) = match &self.state {
             State::Taking(item, taken) => (&item.bytes()[*taken..], Until::MoreInput),
@@ -211,7 +214,7 @@ impl<T: Transform> Transformed<T> {
             none => none.insert((Lease::new(self.room_bytes)?, 0)),
         };
         let step = self.transform.step(input, until, &mut room[*made..]);
-        // The same bytes would fail again.
+        // Not to be cached: the same bytes would fail again.
         let step = step.inspect_err(|_| request.refuse_response())?;
         charge_units(effort, step.units);
         *made += step.produced;
@@ -234,7 +237,7 @@ impl<T: Transform> Transformed<T> {
         Poll::Ready(Ok(()))
     }
 
-    /// What has been made, as an item.
+    /// Takes the output as an item; `None` if there is none.
     fn take_made(&mut self) -> Option<BodyItem> {
         let (mut lease, made) = self.made.take()?;
         lease.truncate(made);
@@ -308,7 +311,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes every byte twice, and a dot at the end. What it was given last it keeps back until it is flushed.
+    /// Writes each byte twice, and a dot at the end. The second copy is kept back until the next step.
     #[derive(Default)]
     struct Twice {
         kept: Option<u8>,
@@ -341,12 +344,12 @@ mod tests {
         }
     }
 
-    /// What comes out, a word for each item.
+    /// Returns the items of the transformed body, each as a string.
     fn items_of(body: Vec<BodyItem>) -> Vec<String> {
         EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
             let body = Body::Items(VecDeque::from(body));
             let mut stream = Transformed::new(body, Twice::default(), 0);
-            // The request has no location that could say anything.
+            // The request has no location with options for a reader.
             stream.inner.reader = Some(FileReader::default());
             let mut items = Vec::new();
             while let Some(item) = poll_fn(|context| stream.poll_next(&Request::default(), context)).await {
@@ -387,7 +390,7 @@ mod tests {
         assert_eq!(items_of(vec![bytes("ab"), bytes("c!")]), ["aabbcc", "refused"]);
     }
 
-    /// A source that has nothing once for every empty item, which it notes, and breaks off at its end.
+    /// A source that is pending once for each empty string, records that as an event, and ends with an error.
     struct Pausing(VecDeque<&'static str>, Rc<RefCell<Vec<String>>>);
 
     impl BodyStream for Pausing {
@@ -426,7 +429,7 @@ mod tests {
         let piece = |offset, length| BodyItem::File(FilePiece { file: file.clone(), offset, length });
         assert_eq!(items_of(vec![piece(2, 3), piece(0, 0), piece(9, 1)]), ["22334499."]);
         let truncated = items_of(vec![piece(8, 3)]);
-        // The kernel's words for what has no name any more.
+        // The kernel's name for a deleted file.
         let expected = format!("\"{} (deleted)\" was truncated at 10 while it was being sent", path.display());
         assert_eq!(truncated, ["8899", &expected]);
     }

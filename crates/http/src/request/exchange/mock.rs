@@ -1,10 +1,9 @@
-//! An exchange without a connection, and what it proves of the interface: a
-//! response may begin and end before the request has, interim responses come
-//! first, both directions can be waited for at once, a client that leaves is
-//! noticed, and a tunnel carries bytes both ways.
+//! A mock of an exchange, without a connection, and tests of the interface: a response may begin and end before the
+//! request has ended, interim responses come first, a task can wait for both directions at once, it learns that a
+//! client has left, and a tunnel carries bytes both ways.
 //!
-//! It is stricter than a connection: an item pushed before the last one was
-//! waited for, or anything out of order, fails the test.
+//! The mock is stricter than a connection: a test fails if an item is pushed before the last one has been sent, or if
+//! calls are out of order.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -39,7 +38,7 @@ use crate::request::worker::{Configured, HttpWorker};
 /// `client_max_body_size` of [`settings`].
 pub(crate) const BODY_MAX: u64 = 1 << 20;
 
-/// What the client saw, in order.
+/// An event that the client saw.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Interim(u16),
@@ -65,7 +64,7 @@ struct State {
     is_started: bool,
     is_ended: bool,
     is_tunnel: bool,
-    /// Something was pushed that the client has not taken.
+    /// An item was pushed that the client has not accepted.
     is_queued: bool,
     is_slow: bool,
     has_left: bool,
@@ -84,7 +83,7 @@ impl MockExchange {
         Rc::new(MockExchange { connection, state: RefCell::default() })
     }
 
-    /// A piece of the request's body.
+    /// The client sends a piece of the request's body.
     pub(crate) fn sends(&self, bytes: &[u8]) {
         let mut state = self.state.borrow_mut();
         assert!(state.coming_end.is_none());
@@ -92,13 +91,13 @@ impl MockExchange {
         state.body_waker.take().into_iter().for_each(Waker::wake);
     }
 
-    /// The fields behind the request's body.
+    /// The client sends the trailers of the request's body.
     pub(crate) fn sends_trailers(&self, fields: &[(&'static str, &'static str)]) {
         let fields = fields.iter().map(|&(name, value)| (Bytes::from(name), Bytes::from(value))).collect();
         self.state.borrow_mut().coming.push_back(BodyItem::Trailers(fields));
     }
 
-    /// The end of the request's body.
+    /// The client ends the request's body.
     pub(crate) fn ends(&self) {
         self.ends_with(Ok(()));
     }
@@ -114,12 +113,12 @@ impl MockExchange {
         state.body_waker.take().into_iter().for_each(Waker::wake);
     }
 
-    /// From now on the client takes nothing until [`MockExchange::takes`].
+    /// From now on the client accepts no bytes until [`MockExchange::takes`] is called.
     fn is_slow(&self) {
         self.state.borrow_mut().is_slow = true;
     }
 
-    /// The client takes what is queued.
+    /// The client accepts all queued bytes.
     fn takes(&self) {
         let mut state = self.state.borrow_mut();
         state.is_queued = false;
@@ -134,12 +133,12 @@ impl MockExchange {
         [body_waker, sent_waker, gone_waker].into_iter().filter_map(Option::take).for_each(Waker::wake);
     }
 
-    /// What the client saw since this was last asked.
+    /// Returns the events that the client saw since the last call.
     pub(crate) fn saw(&self) -> Vec<Event> {
         std::mem::take(&mut self.state.borrow_mut().events)
     }
 
-    /// Ready when all of the body that has come was read and more is waited for.
+    /// Ready when the whole body received so far has been read, and a task waits for more.
     pub(crate) fn asks_for_more(self: &Rc<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
         let exchange = Rc::clone(self);
         Box::pin(poll_fn(move |context| {
@@ -323,12 +322,12 @@ pub(crate) fn settings() -> CoreSettings {
     core
 }
 
-/// A request with a chunked body on this exchange, in a server with these settings.
+/// Returns a request with a chunked body on this exchange, in a server with these settings.
 pub(crate) fn request(exchange: &Rc<MockExchange>, core: CoreSettings) -> Request {
     request_in(exchange, scope(core))
 }
 
-/// A scope with these settings in which no module has anything to do.
+/// Returns a scope with these settings in which no module has anything to do.
 pub(crate) fn scope(core: CoreSettings) -> Scope {
     Scope {
         http2_chunk_size: 8192,
@@ -345,12 +344,12 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
     }
 }
 
-/// A request on this exchange, in a server with these settings.
+/// Returns a request like that of [`request`], on any exchange.
 pub(crate) fn request_on(exchange: Rc<dyn Exchange>, core: CoreSettings) -> Request {
     request_between(exchange, scope(core))
 }
 
-/// A request in a server that consists of this scope.
+/// Returns a request like that of [`request`], in a server that consists of this scope.
 pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
     request_between(Rc::<MockExchange>::clone(exchange), scope)
 }
@@ -415,8 +414,7 @@ mod tests {
         Piece(text.into())
     }
 
-    /// A future that is polled only when its waker was called: a waker that an
-    /// exchange forgets shows.
+    /// A future that is polled only after its waker was called, so that a test fails if an exchange forgets a waker.
     struct Driven<F: Future> {
         future: Pin<Box<F>>,
         flag: Arc<Flag>,
@@ -435,7 +433,7 @@ mod tests {
             Driven { future: Box::pin(future), flag: Arc::new(Flag(AtomicBool::new(true))) }
         }
 
-        /// Goes on as far as it can.
+        /// Polls the future until it is ready or its waker has not been called.
         fn run(&mut self) -> Poll<F::Output> {
             let waker = Waker::from(Arc::clone(&self.flag));
             while self.flag.0.swap(false, Ordering::Relaxed) {
@@ -447,7 +445,7 @@ mod tests {
         }
     }
 
-    /// A handler's answer that consists of the request's body as it comes in.
+    /// A response body that echoes the request's body as it arrives.
     struct Echo(Rc<MockExchange>, BodyLimits);
 
     impl BodyStream for Echo {
@@ -461,7 +459,7 @@ mod tests {
         }
     }
 
-    /// Runs a test with a request on a loop, which requests need when they end.
+    /// Runs a test with a request, on an event loop, which a request needs when it ends.
     fn with_request(test: impl FnOnce(&Rc<MockExchange>, &mut Request)) {
         EventLoop::new(LoopOptions::default()).unwrap().run(async {
             let exchange = MockExchange::new();
@@ -583,7 +581,7 @@ mod tests {
         });
     }
 
-    /// A body that waits for ever, and counts how often it was asked to read ahead.
+    /// A body that is always pending, and counts the calls that ask it to read ahead.
     struct Hanging(Rc<Cell<usize>>);
 
     impl BodyStream for Hanging {
@@ -647,7 +645,7 @@ mod tests {
         });
     }
 
-    /// The other end of a tunnel, which the test plays.
+    /// State of a tunnel's other end, whose part the test plays.
     #[derive(Default)]
     struct OtherEnd {
         sends: VecDeque<Bytes>,
@@ -655,7 +653,7 @@ mod tests {
         got: Vec<Bytes>,
         was_told_of_end: bool,
         takes_nothing: bool,
-        /// Its end has not left when it is told.
+        /// The end of the client's direction stays queued until this is reset.
         ends_slowly: bool,
         waker: Option<Waker>,
     }
@@ -772,7 +770,7 @@ mod tests {
             }
             assert!(carrying.run().is_pending());
             assert_eq!(client.saw(), [bytes("to the client")], "one piece waits for the client");
-            // Whichever reads first: the other direction need not move for it.
+            // One direction moves although the other is still blocked.
             change(&end, |end| end.takes_nothing = false);
             assert!(carrying.run().is_pending());
             assert_eq!((end.borrow().got.len(), client.saw()), (3, vec![]));

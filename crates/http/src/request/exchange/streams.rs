@@ -1,6 +1,6 @@
-//! Several exchanges on one connection, as a version of HTTP with streams has them, and what that proves of the
-//! interface: their bodies interleave, they share a window that is charged when a frame is built, one that waits for a
-//! disk holds nothing of it, and one that is reset ends alone.
+//! A mock of a connection with several exchanges, as in a version of HTTP with streams, and tests of the interface: the
+//! bodies interleave, the exchanges share a window that is charged when a frame is built, an exchange that waits for a
+//! disk uses nothing of the window, and a reset ends only one exchange.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -17,10 +17,10 @@ use gale_process::ListenAddress;
 
 /// The client's end of a connection that carries several exchanges.
 pub(crate) struct MockConnection {
-    /// How many bytes of all bodies the client still takes.
+    /// Number of bytes of all bodies that the client still accepts.
     window: Cell<usize>,
     streams: RefCell<Vec<Rc<Stream>>>,
-    /// The frames that the client got: the stream's number, and bytes or the end.
+    /// Frames that the client received: the stream's number, and bytes, or `None` for the end.
     frames: RefCell<Vec<(usize, Option<Bytes>)>>,
 }
 
@@ -54,7 +54,7 @@ impl MockConnection {
         stream
     }
 
-    /// The client takes so many bytes more: frames are built in turn, of streams that have bytes in hand.
+    /// The client accepts `bytes` more. The streams that have queued bytes build frames in turn.
     pub(crate) fn takes(&self, bytes: usize) {
         self.window.set(self.window.get() + bytes);
         loop {
@@ -91,7 +91,7 @@ impl MockConnection {
         state.wakers.drain(..).for_each(Waker::wake);
     }
 
-    /// What the client got since this was last asked.
+    /// Returns the frames that the client received since the last call.
     pub(crate) fn got(&self) -> Vec<(usize, Option<Bytes>)> {
         self.frames.take()
     }
@@ -101,7 +101,7 @@ impl MockConnection {
     }
 }
 
-/// The client takes no longer frames.
+/// Maximum length of a frame, in bytes.
 const FRAME_MAX: usize = 4;
 
 impl Stream {
@@ -224,7 +224,7 @@ mod tests {
     use crate::request::exchange::mock::{request_on, settings};
     use crate::request::respond::start_response;
 
-    /// A body of pieces that a test hands out, as a disk would.
+    /// State of a body whose pieces come from the test, as they would from a disk.
     #[derive(Default)]
     struct Disk {
         pieces: VecDeque<Bytes>,
@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// An answer on a stream of its own, in a task of its own.
+    /// Sends a response on this stream, in a task of its own. Returns the source of its body.
     fn answer(stream: &Rc<Stream>) -> Rc<RefCell<Disk>> {
         let disk = Rc::new(RefCell::new(Disk::default()));
         let mut request = request_on(Rc::<Stream>::clone(stream), settings());
