@@ -16,7 +16,7 @@ const LIMITS: &[(&str, [usize; 4])] = &[
     ("crates/config", [1, 1, 1, 1]),
     ("crates/engine", [1, 1, 1, 1]),
     ("crates/files", [1, 1, 1, 1]),
-    ("crates/http", [11, 19, 3, 6]),
+    ("crates/http", [1, 1, 1, 1]),
     ("crates/http-cache", [1, 1, 1, 1]),
     ("crates/http-upstream", [1, 1, 1, 1]),
     ("crates/log", [1, 1, 1, 1]),
