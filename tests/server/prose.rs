@@ -54,7 +54,7 @@ enum Pattern {
     Beginning,
     /// A clause as the subject of a sentence: "Whether it is on is checked".
     Subject,
-    /// An indefinite person: "somebody reads it".
+    /// An indefinite person in the place of a thing with a name.
     Nobody,
     /// A preposition before a clause: "of what is read".
     Preposition,

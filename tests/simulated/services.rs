@@ -140,7 +140,7 @@ fn recorded() -> Vec<(u64, String)> {
     RECORD.take()
 }
 
-/// Seconds of this event since the last call of [`recorded`].
+/// Takes all recorded events. Returns the times of this one, in seconds from the start of the record.
 fn seconds_of(what: &str) -> Vec<u64> {
     recorded().into_iter().filter(|(_, recorded)| recorded == what).map(|(second, _)| second).collect()
 }

@@ -1,4 +1,4 @@
-//! Written files: their content, waiting and failing writers, and readers.
+//! Files that are being written: what they contain, writers that wait or fail, and readers that follow.
 
 #[path = "../../runtime/tests/common/mod.rs"]
 mod common;

@@ -387,7 +387,7 @@ fn write_journal(zone: &CacheZone) -> io::Result<()> {
     let _turn = zone.journal_turn();
     // Until the new journal is in place, the pending changes are only in memory.
     zone.note_torn_journal();
-    // Later changes follow the new journal.
+    // The new journal is written from the present state, which has the pending changes. Later ones are appended to it.
     drop(zone.take_changes());
     let new_file = own_file().truncate(true).open(&new)?;
     // The file may be left from a process that was killed.

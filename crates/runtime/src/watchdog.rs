@@ -195,7 +195,7 @@ struct Suspect {
     last: Option<Sample>,
     /// The code that it ran at that time; empty if the turn may have ended before.
     at: &'static str,
-    /// What it was between two samples, by [`StallKind`].
+    /// Time for which samples showed each [`StallKind`].
     spans: [Span; StallKind::ALL.len()],
     /// The kind that it was reported as while it went on.
     reported: Option<StallKind>,

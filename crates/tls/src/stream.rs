@@ -86,7 +86,7 @@ pub struct TlsStream {
     stage: RefCell<Stage>,
 }
 
-/// What the client's first message says.
+/// Facts from the client's first message.
 #[derive(Default)]
 struct Hello {
     server_name: Option<Box<[u8]>>,

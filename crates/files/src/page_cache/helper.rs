@@ -158,15 +158,17 @@ fn answer(socket: &OwnedFd, page: u64, held: &mut HeldPages) -> io::Result<()> {
 /// Waits for a question while pages are held, and releases them in time.
 fn release_in_time(socket: &OwnedFd, held: &mut HeldPages) -> io::Result<()> {
     let timeout = Timespec { tv_sec: 0, tv_nsec: HOLD_TIME.as_nanos() as i64 };
-    while !held.is_empty() {
+    loop {
         held.release(Instant::now());
+        if held.is_empty() {
+            return Ok(());
+        }
         match rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
             Ok(0) | Err(Errno::INTR) => {}
-            Ok(_) => break,
+            Ok(_) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         }
     }
-    Ok(())
 }
 
 /// The bytes of a range that are in memory, from its beginning on, and those that are held there now.

@@ -76,7 +76,7 @@ impl Client {
         self.with_kept(Rc::clone).unwrap_or_else(|| self.worker().configuration())
     }
 
-    /// Calls `ask` with the configuration that is kept for the next exchange, if one is.
+    /// Calls `ask` with the configuration kept for the next exchange, or with `None` if none is kept.
     fn with_kept<T>(&self, ask: impl FnOnce(&Rc<Configured>) -> T) -> Option<T> {
         if !self.has_kept_configuration.get() {
             return None;
@@ -107,7 +107,7 @@ impl Client {
         self.info.requests.get() == 0 || !self.is_idle()
     }
 
-    /// Generation of the configuration that is kept for the next exchange, if one is.
+    /// Generation of the configuration kept for the next exchange; `None` if none is kept.
     pub fn next_generation(&self) -> Option<u64> {
         self.with_kept(|kept| kept.http().generation)
     }

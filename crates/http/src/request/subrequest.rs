@@ -99,7 +99,7 @@ impl Target {
     }
 }
 
-/// A subrequest in line: its body becomes a part of its parent's.
+/// A subrequest in line: its body becomes a part of its parent's. The filter `postpone` puts it into its place.
 pub struct Subrequest {
     state: State,
     has_ended: Rc<Cell<bool>>,

@@ -84,7 +84,7 @@ impl Simulation {
         World::current().map(|world| Simulation { world })
     }
 
-    /// What a layer above the loop keeps of this world, one value of each type.
+    /// State that a layer above the loop keeps for this world: one value of each type, made at the first call.
     pub fn part<T: Default + 'static>(&self) -> Rc<T> {
         let mut parts = self.world.parts.borrow_mut();
         let found = parts.iter().find_map(|part| Rc::clone(part).downcast::<T>().ok());

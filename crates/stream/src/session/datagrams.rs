@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The listener's task forwards the client's datagrams to the server without waking the session's task, unless a rate
-//! limit applies. Datagrams that arrived in one batch are sent together at its end ([`Forwarding`]).
+//! limit applies. Datagrams that arrived in one batch are sent together at its end ([`Forwarding`]). The session's
+//! task, which decides when the session ends, is in `upstream/datagrams.rs`.
 
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -1,4 +1,5 @@
-//! The body of an HTTP/1 request: counted, chunked, or a tunnel.
+//! The body of an HTTP/1 request: counted, chunked, or a tunnel. `Expect: 100-continue` is recognised here and in
+//! `http2/body.rs`.
 
 use std::io;
 use std::task::{Context, Poll, ready};
